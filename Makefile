@@ -1,0 +1,85 @@
+# `make run` and `make test` set everything up on a machine that has only Python and make.
+# Set-up leaves a stamp in .venv; nothing is installed again until one of SOURCES changes.
+
+# The first Python that is new enough; say `make PYTHON=/path/to/python` to choose.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && exit; \
+	done; echo python3)
+VENV ?= .venv
+WORKERS ?= 2
+DATA ?= ./data
+
+BIN := $(VENV)/bin
+SERVER := $(VENV)/.stamp-server
+DEV := $(VENV)/.stamp-dev
+SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/millstream/log/_batch.pyx)
+
+# Pins hold for the packages and for the tools that build this one, whatever pip's age.
+PINS := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+	PIP_DISABLE_PIP_VERSION_CHECK=1
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test test-faults check format docs bench audit clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+install: $(SERVER)  ## set up .venv with what a broker needs; leaves .venv/bin/mill
+
+run: $(SERVER)  ## start a broker with its data in ./data
+	$(BIN)/mill serve --data $(DATA)
+
+test: $(DEV)  ## the tests, then those of the batch codec on its pure twin
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+	MILLSTREAM_PURE=1 $(BIN)/python -m pytest -n $(WORKERS) -q tests/log/test_batch*.py
+
+test-faults: $(DEV)  ## every test, with the full set of crashes and broken disks
+	MILLSTREAM_FAULTS=full $(BIN)/python -m pytest -n $(WORKERS) --timeout 7200
+
+check: $(DEV)  ## formatting, lint, types, import directions, lengths, dead code
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/test_house.py
+	$(BIN)/vulture
+
+format: $(DEV)  ## format the code and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: $(DEV)  ## make docs/settings.md from the table of settings
+	$(BIN)/mill config docs > docs/settings.md
+
+bench: $(DEV)  ## measure the log against its peers
+	$(BIN)/mill bench log
+
+audit: $(DEV)  ## known vulnerabilities in the pinned versions
+	@.ci/audit $(BIN)
+
+clean:  ## remove what the set-up and the checks made; data stays
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache \
+		.hypothesis .import_linter_cache
+	rm -f src/millstream/log/_batch.c src/millstream/log/_batch.*.so
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Millstream needs Python 3.11 or newer, and found: $$($(PYTHON) --version 2>&1 | head -n 1)."; \
+		echo "Install one, or name it: make PYTHON=/path/to/python"; exit 1; } >&2
+	$(PYTHON) -m venv $(VENV)
+
+define say-which-twin
+	@ls src/millstream/log/_batch.*.so >/dev/null 2>&1 || \
+		echo "There is no compiled batch codec (no C compiler?): its pure-Python twin is used."
+endef
+
+$(SERVER): $(SOURCES) | $(BIN)/python
+	$(PINS) $(BIN)/python -m pip install --quiet -e '.[server]'
+	$(say-which-twin)
+	@touch $@
+
+# The broker's packages are among those of the tests, so this set-up counts for both.
+$(DEV): $(SOURCES) | $(BIN)/python
+	$(PINS) $(BIN)/python -m pip install --quiet -e '.[dev]'
+	$(say-which-twin)
+	@touch $(SERVER) $@

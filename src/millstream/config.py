@@ -1,0 +1,533 @@
+"""One table of settings.
+
+A flag beats the environment, which beats the file, which beats the default. Everything is
+validated together, so that one start reports every wrong value and not only the first. Each row
+of the table says what a setting causes; `docs/settings.md` and the flags of `mill` are made from
+it. To add a setting: one row in TABLE and one field in Settings.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import Any, Literal
+
+from millstream.config_file import Problem, read_settings_file
+from millstream.errors import SettingInvalid
+from millstream.kinds import (
+    AbsentListener,
+    Address,
+    Choice,
+    Directory,
+    Duration,
+    HostNames,
+    Integer,
+    Kind,
+    ListenAddress,
+    Size,
+    show_duration,
+    show_size,
+)
+
+ENVIRONMENT_PREFIX = "MILLSTREAM_"
+ENVIRONMENT_CONFIG = "MILLSTREAM_CONFIG"
+# Variables with our prefix that are not settings: the settings file, the broker that `mill` talks
+# to, and the switches of the build and the tests.
+ENVIRONMENT_OTHERS = frozenset(
+    {ENVIRONMENT_CONFIG, "MILLSTREAM_SERVER", "MILLSTREAM_PURE", "MILLSTREAM_FAULTS"}
+)
+
+SECOND_MS = 1_000
+HOUR_MS = 3_600_000
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+# The smallest batch limit that still takes a header and a few records.
+BATCH_BYTES_MIN = KIB
+# Index entries hold positions in 32 bits.
+SEGMENT_BYTES_MAX = 2 * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row: `name` in files, `--name` as a flag, MILLSTREAM_NAME in the environment."""
+
+    name: str
+    attribute: str
+    kind: Kind
+    default: str
+    causes: str
+    section: str
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What is in force. Units stand last in the names; None is `off` or `unlimited`."""
+
+    node_id: int
+    data: str
+    drain_timeout_ms: int
+    open_files: int | None
+
+    http: Address | None
+    grpc: Address | None
+    kafka: Address | None
+    metrics: Address | None
+    allowed_hosts: tuple[str, ...]
+
+    log_level: Literal["debug", "info", "warning", "error"]
+    log_format: Literal["json", "pretty", "auto"]
+
+    fsync: Literal["every", "interval", "none"]
+    fsync_interval_ms: int
+    batch_bytes_max: int
+    bypass_bytes: int
+    journal_bytes: int
+    checkpoint_interval_ms: int
+    segment_bytes: int
+    segment_age_ms: int
+    index_interval_bytes: int
+    time_index_interval_ms: int
+    producer_expiry_ms: int
+
+    retention_age_ms: int | None
+    retention_bytes: int | None
+    retention_check_interval_ms: int
+    compaction_interval_ms: int
+    tombstone_retention_ms: int
+    file_delete_delay_ms: int
+
+    origins: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
+
+
+def _section(section: str, *rows: tuple[str, str, Kind, str, str]) -> tuple[Setting, ...]:
+    return tuple(
+        Setting(name, attribute, kind, default, causes, section)
+        for name, attribute, kind, default, causes in rows
+    )
+
+
+_THE_BROKER = _section(
+    "The broker",
+    (
+        "node_id",
+        "node_id",
+        Integer(0, 2**31 - 1),
+        "1",
+        "The number by which clients and logs know this broker. It matters once several brokers "
+        "share their work; each then needs its own.",
+    ),
+    (
+        "data",
+        "data",
+        Directory(),
+        "./data",
+        "The directory that holds everything that survives a restart. It is made when it is "
+        "missing. One broker at a time may use it: a second one is refused.",
+    ),
+    (
+        "drain_timeout",
+        "drain_timeout_ms",
+        Duration(0, HOUR_MS),
+        "10s",
+        "How long a broker that was told to stop lets requests end before it closes their "
+        "connections. Longer is kinder to clients; a service manager must wait at least as long.",
+    ),
+    (
+        "open_files",
+        "open_files",
+        Integer(256, 2**31 - 1, otherwise="max"),
+        "max",
+        "How many files and connections the process may have open. `max` raises the soft limit "
+        "to the hard one. Each partition needs a few files, each client one.",
+    ),
+)
+
+_LISTENERS = _section(
+    "Listeners",
+    (
+        "http",
+        "http",
+        ListenAddress(),
+        "127.0.0.1:8080",
+        "Where HTTP is served. There is no access control yet: an address other than the "
+        "loopback lets everyone who can reach it in. Port 0 takes a free port.",
+    ),
+    (
+        "grpc",
+        "grpc",
+        AbsentListener("gRPC"),
+        "off",
+        "Where gRPC is served. This version has no gRPC listener, so an address is refused.",
+    ),
+    (
+        "kafka",
+        "kafka",
+        AbsentListener("Kafka"),
+        "off",
+        "Where the Kafka protocol is served. This version has no Kafka listener, so an address "
+        "is refused.",
+    ),
+    (
+        "metrics",
+        "metrics",
+        ListenAddress(),
+        "127.0.0.1:9090",
+        "Where the metrics and health pages are served, apart from everything else. It answers "
+        "from the first moment of a start to the last of a stop, so probes belong here.",
+    ),
+    (
+        "allowed_hosts",
+        "allowed_hosts",
+        HostNames(),
+        "",
+        "Further names by which clients may call this broker in the `Host` header. Addresses, "
+        "`localhost` and the names in `http` and `metrics` are always allowed; every other name "
+        "is refused, so that no web page can reach the broker through a name of its own. A "
+        "leading dot takes in all names below it; `*` allows every name.",
+    ),
+)
+
+_LOGS = _section(
+    "The broker's own messages",
+    (
+        "log_level",
+        "log_level",
+        Choice(("debug", "info", "warning", "error")),
+        "info",
+        "Which of the broker's own messages are written: this level and above.",
+    ),
+    (
+        "log_format",
+        "log_format",
+        Choice(("json", "pretty", "auto")),
+        "auto",
+        "How they are written, to standard error. `json` is one object a line, `pretty` is for "
+        "people, `auto` is pretty on a terminal and JSON elsewhere.",
+    ),
+)
+
+_DURABILITY = _section(
+    "Durability",
+    (
+        "fsync",
+        "fsync",
+        Choice(("every", "interval", "none")),
+        "every",
+        "What a topic promises unless it says otherwise. `every`: an append is answered after it "
+        "is on disk. `interval`: it is answered at once and synced within `fsync_interval`; a "
+        "power cut loses what came since. `none`: the system writes when it likes.",
+    ),
+    (
+        "fsync_interval",
+        "fsync_interval_ms",
+        Duration(1, HOUR_MS),
+        "1s",
+        "How often topics in mode `interval` are synced: the most that a power cut can take.",
+    ),
+    (
+        "batch_bytes_max",
+        "batch_bytes_max",
+        Size(BATCH_BYTES_MIN, GIB),
+        str(MIB + 12),
+        "The largest batch that is accepted; a larger one is refused with `batch_too_large`. "
+        "The default is that of Kafka: 1 MiB and the 12 bytes before the length field's end.",
+    ),
+    (
+        "bypass_bytes",
+        "bypass_bytes",
+        Size(0, GIB),
+        "64K",
+        "From this size on, a batch skips the journal and its segment is synced instead, so that "
+        "its bytes are not written twice. Smaller makes the disk sync more often.",
+    ),
+    (
+        "journal_bytes",
+        "journal_bytes",
+        Size(MIB, 64 * GIB),
+        "64M",
+        "The size of the journal at which a checkpoint is made. Larger means fewer checkpoints, "
+        "more disk, and more to replay after a crash.",
+    ),
+    (
+        "checkpoint_interval",
+        "checkpoint_interval_ms",
+        Duration(SECOND_MS, 24 * HOUR_MS),
+        "60s",
+        "How long a broker that writes goes without a checkpoint. Longer means more to replay "
+        "after a crash.",
+    ),
+    (
+        "segment_bytes",
+        "segment_bytes",
+        Size(64 * KIB, SEGMENT_BYTES_MAX),
+        "64M",
+        "The size at which a partition starts a new file. Retention removes whole files, so a "
+        "smaller size frees space sooner and opens more files.",
+    ),
+    (
+        "segment_age",
+        "segment_age_ms",
+        Duration(SECOND_MS),
+        "7d",
+        "The age at which a partition starts a new file even when the old one is small, so that "
+        "retention by age also reaches quiet partitions.",
+    ),
+    (
+        "index_interval_bytes",
+        "index_interval_bytes",
+        Size(256, 64 * MIB),
+        "4K",
+        "One entry of the offset index for this many bytes of log. Smaller finds an offset with "
+        "less reading, and makes the index larger.",
+    ),
+    (
+        "time_index_interval",
+        "time_index_interval_ms",
+        Duration(1, HOUR_MS),
+        "1s",
+        "One entry of the time index for this span of timestamps. Smaller finds a time with less "
+        "reading, and makes the index larger.",
+    ),
+    (
+        "producer_expiry",
+        "producer_expiry_ms",
+        Duration(60 * SECOND_MS),
+        "7d",
+        "How long an idempotent producer that sends nothing is remembered. After that a repeated "
+        "send is no longer known to be one.",
+    ),
+)
+
+_RETENTION = _section(
+    "Retention and compaction",
+    (
+        "retention_age",
+        "retention_age_ms",
+        Duration(SECOND_MS, unlimited=True),
+        "7d",
+        "How long records are kept, unless their topic says otherwise. A file is removed when "
+        "its newest record is older.",
+    ),
+    (
+        "retention_bytes",
+        "retention_bytes",
+        Size(64 * KIB, unlimited=True),
+        "unlimited",
+        "How many bytes a partition keeps, unless its topic says otherwise. The oldest files are "
+        "removed first.",
+    ),
+    (
+        "retention_check_interval",
+        "retention_check_interval_ms",
+        Duration(100, 24 * HOUR_MS),
+        "5m",
+        "How often the broker looks for files that retention lets it remove. Space is freed that "
+        "much later.",
+    ),
+    (
+        "compaction_interval",
+        "compaction_interval_ms",
+        Duration(100, 7 * 24 * HOUR_MS),
+        "15m",
+        "How often compacted topics are looked at. Longer leaves more outdated records on disk; "
+        "shorter rewrites files more often.",
+    ),
+    (
+        "tombstone_retention",
+        "tombstone_retention_ms",
+        Duration(0),
+        "24h",
+        "How long a compacted topic keeps the mark that a key was deleted. A reader that is "
+        "further behind than this can miss the deletion.",
+    ),
+    (
+        "file_delete_delay",
+        "file_delete_delay_ms",
+        Duration(0, 24 * HOUR_MS),
+        "60s",
+        "How long a file stays on disk after it was retired, for readers that still have it "
+        "listed. Space is freed that much later.",
+    ),
+)
+
+TABLE: tuple[Setting, ...] = _THE_BROKER + _LISTENERS + _LOGS + _DURABILITY + _RETENTION
+BY_NAME: Mapping[str, Setting] = MappingProxyType({setting.name: setting for setting in TABLE})
+
+
+def load_settings(
+    *,
+    flags: Mapping[str, str],
+    environment: Mapping[str, str],
+    file: str | None = None,
+) -> Settings:
+    """The settings in force, or SettingInvalid with everything that is wrong with them.
+
+    `flags` are keyed by setting name. `file` is the settings file; when it is None the
+    environment may name one in MILLSTREAM_CONFIG.
+    """
+    problems: list[Problem] = []
+    texts = {setting.name: setting.default for setting in TABLE}
+    origins = dict.fromkeys(texts, "default")
+
+    file = file or environment.get(ENVIRONMENT_CONFIG)
+    if file:
+        in_file, problems = read_settings_file(file, environment)
+        for name, text in in_file.items():
+            if name in BY_NAME:
+                texts[name], origins[name] = text, f"file {file}"
+            else:
+                right = _did_you_mean(name, BY_NAME) or "see `mill config show` for all settings"
+                problems.append(Problem(name, text, f"file {file}", "is not a setting", right))
+    for setting in TABLE:
+        if setting.variable in environment:
+            texts[setting.name] = environment[setting.variable]
+            origins[setting.name] = f"environment {setting.variable}"
+        if setting.name in flags:
+            texts[setting.name] = flags[setting.name]
+            origins[setting.name] = f"flag {setting.flag}"
+
+    values: dict[str, Any] = {}
+    for setting in TABLE:
+        text = texts[setting.name].strip()
+        try:
+            values[setting.attribute] = setting.kind.parse(text)
+        except ValueError as error:
+            right = f"use {setting.kind.expects}"
+            problems.append(Problem(setting.name, text, origins[setting.name], str(error), right))
+
+    problems += _cross_check(values, texts, origins)
+    if problems:
+        raise _invalid(problems)
+    return Settings(
+        **values,
+        origins=MappingProxyType(origins),
+        warnings=tuple(_unknown_variables(environment)),
+    )
+
+
+def settings_in_force(settings: Settings) -> list[tuple[Setting, str, str]]:
+    """Every row of the table with its value, as a user would write it, and where it came from."""
+    return [
+        (
+            setting,
+            setting.kind.show(getattr(settings, setting.attribute)),
+            settings.origins[setting.name],
+        )
+        for setting in TABLE
+    ]
+
+
+# What must hold between settings: the one that is blamed, those that must have parsed, whether
+# they agree, why not, and what would be right.
+_Check = tuple[
+    str,
+    tuple[str, ...],
+    Callable[[Mapping[str, Any]], bool],
+    str,
+    Callable[[Mapping[str, Any]], str],
+]
+_CHECKS: tuple[_Check, ...] = (
+    (
+        "segment_bytes",
+        ("segment_bytes", "batch_bytes_max"),
+        lambda v: v["segment_bytes"] >= v["batch_bytes_max"],
+        "is smaller than the largest batch, which must fit into one file",
+        lambda v: f"use at least batch_bytes_max, {show_size(v['batch_bytes_max'])}",
+    ),
+    (
+        "index_interval_bytes",
+        ("index_interval_bytes", "segment_bytes"),
+        lambda v: v["index_interval_bytes"] <= v["segment_bytes"],
+        "is larger than a segment, so no index would have an entry",
+        lambda v: f"use at most segment_bytes, {show_size(v['segment_bytes'])}",
+    ),
+    (
+        "journal_bytes",
+        ("journal_bytes", "batch_bytes_max"),
+        lambda v: v["journal_bytes"] >= v["batch_bytes_max"],
+        "is smaller than the largest batch, so one append could ask for a checkpoint",
+        lambda v: f"use at least batch_bytes_max, {show_size(v['batch_bytes_max'])}",
+    ),
+    (
+        "retention_bytes",
+        ("retention_bytes", "segment_bytes"),
+        lambda v: v["retention_bytes"] is None or v["retention_bytes"] >= v["segment_bytes"],
+        "is smaller than a segment, and only whole segments are removed",
+        lambda v: f"use at least segment_bytes, {show_size(v['segment_bytes'])}, or `unlimited`",
+    ),
+    (
+        "retention_check_interval",
+        ("retention_check_interval_ms", "retention_age_ms"),
+        lambda v: (
+            v["retention_age_ms"] is None
+            or v["retention_check_interval_ms"] <= v["retention_age_ms"]
+        ),
+        "is longer than records are kept, so they would stay much too long",
+        lambda v: f"use at most retention_age, {show_duration(v['retention_age_ms'])}",
+    ),
+    (
+        "metrics",
+        ("metrics", "http"),
+        lambda v: v["metrics"] is None or v["metrics"].port == 0 or v["metrics"] != v["http"],
+        "is where http listens too",
+        lambda _: "use another port, or `off`: HTTP answers /metrics as well",
+    ),
+)
+
+
+def _cross_check(
+    values: Mapping[str, Any], texts: Mapping[str, str], origins: Mapping[str, str]
+) -> list[Problem]:
+    """Checks between settings; one whose values did not parse is skipped, it is reported anyway."""
+    return [
+        Problem(name, texts[name].strip(), origins[name], why, right(values))
+        for name, needed, agree, why, right in _CHECKS
+        if all(attribute in values for attribute in needed) and not agree(values)
+    ]
+
+
+def _unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """A warning each. Not an error: an orchestrator may set variables named for our service."""
+    known = {setting.variable: setting for setting in TABLE}
+    return [
+        f"the environment variable {name} is not a setting"
+        + (f"; {hint}" if (hint := _did_you_mean(name, known)) else "")
+        for name in sorted(environment)
+        if name.startswith(ENVIRONMENT_PREFIX)
+        and name not in known
+        and name not in ENVIRONMENT_OTHERS
+    ]
+
+
+def _did_you_mean(name: str, known: Mapping[str, Setting]) -> str | None:
+    close = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
+    return f"did you mean {close[0]}?" if close else None
+
+
+def _invalid(problems: list[Problem]) -> SettingInvalid:
+    count = "one setting" if len(problems) == 1 else f"{len(problems)} settings"
+    lines = "\n".join(f"  {problem}" for problem in problems)
+    return SettingInvalid(
+        f"{count} cannot be used:\n{lines}",
+        setting=problems[0].setting,
+        value=problems[0].value,
+        problems=tuple(problems),
+    )
+
+
+# The two must name the same attributes; a wrong row fails at import, not at a user's start.
+assert {row.attribute for row in TABLE} == {f.name for f in fields(Settings)} - {
+    "origins",
+    "warnings",
+}

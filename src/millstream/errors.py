@@ -1,0 +1,221 @@
+"""One tree of errors.
+
+Every error that a user can meet has a stable `code`, says whether trying again can help
+(`retriable`), and carries fields that help (a topic, an offset, a limit). The message says what
+happened and what to do. Listeners map codes to their own; nobody matches on messages.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class MillstreamError(Exception):
+    """The root. Subclasses set `code` and `retriable`; `fields` go out with the message."""
+
+    code: ClassVar[str] = "internal"
+    retriable: ClassVar[bool] = False
+
+    def __init__(self, message: str, **fields: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fields = fields
+
+
+# ---- settings and start
+
+
+class SettingInvalid(MillstreamError):
+    """A setting has a value that cannot be used; fields: setting, value."""
+
+    code = "setting_invalid"
+
+
+class StoreLocked(MillstreamError):
+    """Another broker runs on the data directory; fields: path, pid."""
+
+    code = "store_locked"
+
+
+class FormatUnsupported(MillstreamError):
+    """The data directory was written by a newer version, or is not ours; fields: path."""
+
+    code = "format_unsupported"
+
+
+class StoreUnreadable(MillstreamError):
+    """The data directory is not there, or this user may not read or change it; fields: path."""
+
+    code = "store_unreadable"
+
+
+class AddressUnavailable(MillstreamError):
+    """A listener cannot have its address; fields: setting, address."""
+
+    code = "address_unavailable"
+
+
+# ---- batches
+
+
+class BatchInvalid(MillstreamError):
+    """The root of everything that can be wrong with the bytes of a batch."""
+
+    code = "batch_invalid"
+
+
+class BatchLengthInvalid(BatchInvalid):
+    """The length field does not fit the bytes, or is too small to hold a header."""
+
+    code = "batch_length_invalid"
+
+
+class BatchMagicUnsupported(BatchInvalid):
+    """The magic byte is not 2: an old message format, or not a batch."""
+
+    code = "batch_magic_unsupported"
+
+
+class BatchChecksumMismatch(BatchInvalid):
+    """The CRC-32C does not match: the bytes changed on their way."""
+
+    code = "batch_checksum_mismatch"
+
+
+class BatchCountInvalid(BatchInvalid):
+    """The record count does not fit the offsets or the bytes."""
+
+    code = "batch_count_invalid"
+
+
+class BatchCompressionInvalid(BatchInvalid):
+    """An unknown compression, or a body that does not decompress."""
+
+    code = "batch_compression_invalid"
+
+
+class BatchTooLarge(BatchInvalid):
+    """Larger than the limit, as it is or once decompressed; fields: limit_bytes."""
+
+    code = "batch_too_large"
+
+
+class BatchRecordInvalid(BatchInvalid):
+    """A record inside does not parse: an endless varint, a length past the end, a wrong delta."""
+
+    code = "batch_record_invalid"
+
+
+# ---- topics, partitions, offsets
+
+
+class TopicNameInvalid(MillstreamError):
+    """A name that is empty, too long or has a character that is not allowed; fields: topic."""
+
+    code = "topic_name_invalid"
+
+
+class TopicExists(MillstreamError):
+    """There is a topic of that name; fields: topic."""
+
+    code = "topic_exists"
+
+
+class TopicUnknown(MillstreamError):
+    """There is no topic of that name; fields: topic."""
+
+    code = "topic_unknown"
+
+
+class PartitionUnknown(MillstreamError):
+    """The topic has no such partition; fields: topic, partition."""
+
+    code = "partition_unknown"
+
+
+class PartitionCountInvalid(MillstreamError):
+    """A count below one, above the limit, or below what the topic has; fields: partitions."""
+
+    code = "partition_count_invalid"
+
+
+class OffsetOutOfRange(MillstreamError):
+    """The offset lies before the log's start or past its end; fields: offset, start, end."""
+
+    code = "offset_out_of_range"
+
+
+class LogDamaged(MillstreamError):
+    """Bytes in the middle of a log cannot be trusted; fields: partition, first, last."""
+
+    code = "log_damaged"
+
+
+# ---- producers
+
+
+class ProducerFenced(MillstreamError):
+    """A producer with this id and a newer epoch has written; fields: producer_id, epoch."""
+
+    code = "producer_fenced"
+
+
+class SequenceOutOfOrder(MillstreamError):
+    """A sequence number that does not follow the last; fields: producer_id, expected, got."""
+
+    code = "sequence_out_of_order"
+
+
+class SequenceDuplicate(MillstreamError):
+    """Written before, but too long ago for its offset to be known; fields: producer_id."""
+
+    code = "sequence_duplicate"
+
+
+# ---- the disk
+
+
+class DiskFull(MillstreamError):
+    """No room for the append. Nothing of it was kept; free some space and send it again."""
+
+    code = "disk_full"
+    retriable = True
+
+
+class TooManyFiles(MillstreamError):
+    """The process may open no more files. Nothing was kept; raise the limit or send it again."""
+
+    code = "too_many_files"
+    retriable = True
+
+
+class AppendTooLarge(MillstreamError):
+    """An atomic append is larger than one journal frame may be; fields: limit_bytes."""
+
+    code = "append_too_large"
+
+
+class StorageFailed(MillstreamError):
+    """The disk failed a write or a sync, so the broker stopped writing; restart to recover."""
+
+    code = "storage_failed"
+
+
+class OutcomeUnknown(MillstreamError):
+    """The append may or may not survive. Read it back, or send it again idempotently."""
+
+    code = "outcome_unknown"
+
+
+class EngineBusy(MillstreamError):
+    """More appends are waiting than the limit allows; fields: limit_bytes."""
+
+    code = "engine_busy"
+    retriable = True
+
+
+class EngineStopped(MillstreamError):
+    """The engine is stopping or has stopped; nothing was appended."""
+
+    code = "engine_stopped"
+    retriable = True

@@ -1,0 +1,83 @@
+"""How HTTP answers: JSON by msgspec, one shape for errors, and which form a client wants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.responses import Response
+
+from millstream import errors
+
+if TYPE_CHECKING:
+    from millstream.errors import MillstreamError
+
+JSON_TYPE = "application/json"
+
+# Which status an error has. The tree of errors is wider than what HTTP can tell apart, so the
+# code in the body is what a program should look at; what is not listed is a 400.
+STATUS_OF_ERROR: Mapping[type[MillstreamError], int] = {
+    errors.BatchTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    errors.AppendTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    errors.TopicExists: HTTPStatus.CONFLICT,
+    errors.TopicUnknown: HTTPStatus.NOT_FOUND,
+    errors.PartitionUnknown: HTTPStatus.NOT_FOUND,
+    errors.OffsetOutOfRange: HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
+    errors.LogDamaged: HTTPStatus.INTERNAL_SERVER_ERROR,
+    errors.ProducerFenced: HTTPStatus.CONFLICT,
+    errors.SequenceOutOfOrder: HTTPStatus.CONFLICT,
+    errors.SequenceDuplicate: HTTPStatus.CONFLICT,
+    errors.DiskFull: HTTPStatus.INSUFFICIENT_STORAGE,
+    errors.TooManyFiles: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.StorageFailed: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.OutcomeUnknown: HTTPStatus.GATEWAY_TIMEOUT,
+    errors.EngineBusy: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.EngineStopped: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+
+
+def json_answer(content: object, status: int = HTTPStatus.OK) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type=JSON_TYPE)
+
+
+def error_answer(
+    status: int, code: str, message: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """The one shape of every error: `error` for programs, `message` for people."""
+    body = msgspec.json.encode({"error": code, "message": message})
+    return Response(body, status, headers=headers, media_type=JSON_TYPE)
+
+
+def answer_to(error: MillstreamError) -> Response:
+    """The answer to an error of our own tree."""
+    # Classes that the table names stand before those they come from in an error's own order.
+    for kind in type(error).__mro__:
+        if kind in STATUS_OF_ERROR:
+            return error_answer(STATUS_OF_ERROR[kind], error.code, error.message)
+    return error_answer(HTTPStatus.BAD_REQUEST, error.code, error.message)
+
+
+def preferred(accept: str | None, *offers: str) -> str:
+    """Which of the media types a client wants; the first when it does not care."""
+    if not accept:
+        return offers[0]
+    wishes: dict[str, float] = {}
+    for part in accept.split(","):
+        media_type, _, parameters = part.partition(";")
+        quality = 1.0
+        for parameter in parameters.split(";"):
+            name, _, value = parameter.partition("=")
+            if name.strip() == "q":
+                try:
+                    quality = float(value)
+                except ValueError:
+                    quality = 0.0
+        wishes[media_type.strip().lower()] = quality
+
+    def wish(offer: str) -> float:
+        family = offer.partition("/")[0] + "/*"
+        return wishes.get(offer, wishes.get(family, wishes.get("*/*", 0.0)))
+
+    return max(offers, key=wish)

@@ -1,0 +1,65 @@
+"""How the broker is: the phase of its life, and whether it can do its work.
+
+The health pages read this. Liveness is answering at all; readiness is the phase; health is
+what the engine says of itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import millstream
+from millstream.observe.metrics import gauge, gauges
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from millstream.clock import Clock
+
+Phase = Literal["starting", "ready", "draining"]
+
+
+class Health(Protocol):
+    """What the engine says of itself: `reason` tells why when it is not ok."""
+
+    @property
+    def ok(self) -> bool: ...
+
+    @property
+    def reason(self) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Healthy:
+    """Nothing is wrong."""
+
+    ok: bool = True
+    reason: str | None = None
+
+
+class Status:
+    """One a broker; the server moves it along, listeners and metrics read it."""
+
+    __slots__ = ("_clock", "_started", "health", "node_id", "phase")
+
+    def __init__(self, *, node_id: int, clock: Clock) -> None:
+        self.node_id = node_id
+        self.phase: Phase = "starting"
+        # The engine's own word, once there is an engine.
+        self.health: Callable[[], Health] = Healthy
+        self._clock = clock
+        self._started = clock.monotonic()
+
+    @property
+    def uptime_seconds(self) -> float:
+        return self._clock.monotonic() - self._started
+
+    def metrics(self) -> Iterator[Metric]:
+        """For the metrics page."""
+        version, node = millstream.__version__, str(self.node_id)
+        yield gauges("info", "Which broker this is.", ("version", "node_id"), {(version, node): 1})
+        yield gauge("uptime_seconds", "Time since the process started.", self.uptime_seconds)
+        yield gauge("ready", "1 while clients are served.", int(self.phase == "ready"))
+        yield gauge("healthy", "1 while nothing is wrong.", int(self.health().ok))

@@ -1,0 +1,295 @@
+"""Puts the house together: engine, broker, listeners; start, drain, stop.
+
+The order is the promise. Start: limits, lock, addresses, health pages, engine (recovery), then
+the listeners, then `ready`. Stop: `draining`, listeners, engine, lock, health pages. So no client
+is served before recovery is done, and the health pages can tell what the broker is doing from the
+first moment to the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Protocol
+
+import uvloop
+
+import millstream
+from millstream.clock import Clock, SystemClock
+from millstream.engine.local import LocalEngine, LocalOptions
+from millstream.engine.upkeep import UpkeepSettings
+from millstream.errors import SettingInvalid, StoreLocked
+from millstream.kinds import Address
+from millstream.listeners.http.app import http_app, metrics_app
+from millstream.listeners.http.guard import Guard, guard_metrics
+from millstream.listeners.http.listener import HttpListener
+from millstream.log.disk import SystemDisk
+from millstream.log.partition import PartitionSettings
+from millstream.log.segment import Intervals
+from millstream.log.store import StoreOptions
+from millstream.observe.logs import configure_logs, get_logger
+from millstream.observe.metrics import Metrics, Row, families
+from millstream.observe.status import Health, Status
+from millstream.process import bind, lock_owner, notify_systemd, raise_open_files
+
+if TYPE_CHECKING:
+    import socket
+
+    from starlette.types import ASGIApp
+
+    from millstream.config import Settings
+
+LOCK_FILE = "lock"
+# The journal is cut by files: with a few of them, a cut frees most of it.
+JOURNAL_FILES = 4
+# An engine that is told to stop gets at least this long, also when requests used up the drain.
+ENGINE_STOP_SECONDS_MIN = 1.0
+# The health pages answer in microseconds; a request that takes longer is not being sent.
+METRICS_STOP_SECONDS = 0.5
+
+log = get_logger("server")
+
+
+class HouseEngine(Protocol):
+    """What the house needs of an engine: its life, its health and its numbers."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def health(self) -> Health: ...
+
+    def metrics(self) -> Iterable[Row]: ...
+
+
+def open_engine(settings: Settings, clock: Clock) -> HouseEngine:
+    """The local log on the data directory. It takes the lock when it starts."""
+    try:
+        os.makedirs(settings.data, mode=0o750, exist_ok=True)
+    except OSError as error:
+        raise _data_unusable(settings, error) from error
+    return LocalEngine(SystemDisk(), settings.data, clock, engine_options(settings))
+
+
+def engine_options(settings: Settings) -> LocalOptions:
+    """What the settings mean for the local log."""
+    defaults = PartitionSettings(
+        fsync=settings.fsync,
+        segment_bytes=settings.segment_bytes,
+        segment_age_ms=settings.segment_age_ms,
+        intervals=Intervals(settings.index_interval_bytes, settings.time_index_interval_ms),
+        retention_age_ms=settings.retention_age_ms,
+        retention_bytes=settings.retention_bytes,
+        tombstone_age_ms=settings.tombstone_retention_ms,
+        batch_bytes_max=settings.batch_bytes_max,
+    )
+    return LocalOptions(
+        store=StoreOptions(
+            settings_for=lambda _topic: defaults,
+            journal_file_bytes=settings.journal_bytes // JOURNAL_FILES,
+            producer_expiry_ms=settings.producer_expiry_ms,
+        ),
+        upkeep=UpkeepSettings(
+            fsync_interval_s=settings.fsync_interval_ms / 1000,
+            checkpoint_interval_s=settings.checkpoint_interval_ms / 1000,
+            journal_bytes=settings.journal_bytes,
+            retention_interval_s=settings.retention_check_interval_ms / 1000,
+            compaction_interval_s=settings.compaction_interval_ms / 1000,
+            file_delete_delay_s=settings.file_delete_delay_ms / 1000,
+        ),
+        bypass_bytes=settings.bypass_bytes,
+    )
+
+
+def _data_unusable(settings: Settings, error: OSError) -> SettingInvalid:
+    return SettingInvalid(
+        f"the data directory {settings.data} cannot be used: {error.strerror}; "
+        "choose one that this user may write to",
+        setting="data",
+        value=settings.data,
+    )
+
+
+def refuse_second_broker(data: str) -> None:
+    """StoreLocked when a broker runs on the data directory.
+
+    The engine takes the lock; this looks first, because two brokers on one directory are often on
+    the same addresses too, and the directory is the better thing to complain about.
+    """
+    pid = lock_owner(os.path.join(data, LOCK_FILE))
+    if pid is None:
+        return
+    raise StoreLocked(
+        f"the data directory {data} is in use by the broker with process id {pid}; "
+        "stop that one, or choose another directory",
+        path=data,
+        pid=int(pid) if pid.isdecimal() else None,
+    )
+
+
+def serve(settings: Settings) -> None:
+    """Run a broker until a signal ends it. Errors of the start are raised."""
+    configure_logs(settings.log_level, settings.log_format)
+    server = Server(settings, clock=SystemClock())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(server.run())
+
+
+class Server:
+    """One broker process."""
+
+    def __init__(self, settings: Settings, *, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._stop = asyncio.Event()
+        self._status = Status(node_id=settings.node_id, clock=clock)
+        self._metrics = Metrics()
+        self._metrics.register(self._status.metrics)
+        self._guards: list[Guard] = []
+        self._metrics.register(lambda: guard_metrics(self._guards))
+
+    async def run(self) -> None:
+        """From the first step of the start to the last of the stop."""
+        settings = self._settings
+        self._catch_signals()
+        for warning in settings.warnings:
+            log.warning(warning)
+        open_files = raise_open_files(settings.open_files)
+        log.info(
+            "starting",
+            version=millstream.__version__,
+            pid=os.getpid(),
+            node_id=settings.node_id,
+            data=settings.data,
+            open_files=open_files,
+        )
+        refuse_second_broker(settings.data)
+        # Bound before recovery, so that an address in use ends the start at once; connections are
+        # refused until a listener starts.
+        listeners = self._bind_listeners()
+        try:
+            engine = open_engine(settings, self._clock)
+        except BaseException:
+            for listener in listeners.values():
+                await listener.stop(0)
+            raise
+        try:
+            await self._serve(engine, listeners)
+        finally:
+            await self._drain(engine, listeners)
+        log.info("stopped")
+
+    async def _serve(self, engine: HouseEngine, listeners: dict[str, HttpListener]) -> None:
+        self._status.health = engine.health
+        self._metrics.register(lambda: families(engine.metrics()))
+        if "metrics" in listeners:
+            await listeners["metrics"].start()
+        try:
+            if not await self._unless_stopped(engine.start()):
+                return
+        except OSError as error:
+            raise _data_unusable(self._settings, error) from error
+        if "http" in listeners:
+            await listeners["http"].start()
+        self._warn_of_open_doors()
+        self._status.phase = "ready"
+        notify_systemd("READY=1\nSTATUS=serving")
+        log.info("ready")
+        await self._stop.wait()
+
+    async def _drain(self, engine: HouseEngine, listeners: dict[str, HttpListener]) -> None:
+        """Within `drain_timeout`; what is acknowledged is durable, so cutting off loses nothing."""
+        self._status.phase = "draining"
+        notify_systemd("STOPPING=1\nSTATUS=draining")
+        bound_seconds = self._settings.drain_timeout_ms / 1000
+        log.info("draining", bound_seconds=bound_seconds)
+        deadline = self._clock.monotonic() + bound_seconds
+        if "http" in listeners:
+            await listeners["http"].stop(bound_seconds)
+        rest = max(deadline - self._clock.monotonic(), ENGINE_STOP_SECONDS_MIN)
+        try:
+            await asyncio.wait_for(engine.stop(), rest)
+        except TimeoutError:
+            log.warning("the engine did not stop in time; the next start recovers")
+        if "metrics" in listeners:
+            await listeners["metrics"].stop(METRICS_STOP_SECONDS)
+
+    def _bind_listeners(self) -> dict[str, HttpListener]:
+        apps: dict[str, tuple[Address | None, Callable[[Status, Metrics], ASGIApp]]] = {
+            "http": (self._settings.http, http_app),
+            "metrics": (self._settings.metrics, metrics_app),
+        }
+        bound: dict[str, socket.socket] = {}
+        try:
+            for name, (address, _) in apps.items():
+                if address is not None:
+                    bound[name] = bind(name, address)
+        except BaseException:
+            for taken in bound.values():
+                taken.close()
+            raise
+        return {name: self._listener(name, apps[name][1], bound[name]) for name in bound}
+
+    def _listener(
+        self, name: str, app: Callable[[Status, Metrics], ASGIApp], bound: socket.socket
+    ) -> HttpListener:
+        settings = self._settings
+        own_names = [address.host for address in (settings.http, settings.metrics) if address]
+        guard = Guard(
+            app(self._status, self._metrics),
+            listener=name,
+            hosts=[*settings.allowed_hosts, *own_names],
+        )
+        self._guards.append(guard)
+        host, port = bound.getsockname()[:2]
+        return HttpListener(guard, bound, name=name, address=str(Address(host, port)))
+
+    def _warn_of_open_doors(self) -> None:
+        settings = self._settings
+        addresses = {"http": settings.http, "metrics": settings.metrics}
+        exposed = [
+            f"{name} {address}"
+            for name, address in addresses.items()
+            if address is not None and not address.is_loopback
+        ]
+        if exposed:
+            log.warning(
+                "there is no access control: everyone who can reach this address can use the "
+                "broker; put it behind a firewall or a proxy, or listen on 127.0.0.1",
+                exposed=exposed,
+            )
+        else:
+            log.warning(
+                "there is no access control: every program on this machine can use the broker"
+            )
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._stop.is_set():
+            # Twice means now. What is acknowledged is durable; the system frees the lock.
+            log.warning("ended at once by a second signal", signal=number.name)
+            os._exit(128 + number)
+        log.info("told to stop", signal=number.name)
+        self._stop.set()
+
+    async def _unless_stopped(self, work: Awaitable[None]) -> bool:
+        """Do the work, or give it up when a signal comes first; whether it was done."""
+        working = asyncio.ensure_future(work)
+        stopping = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+                return True
+            return False
+        finally:
+            stopping.cancel()
+            if not working.done():
+                working.cancel()
+                await asyncio.wait((working,), timeout=self._settings.drain_timeout_ms / 1000)
