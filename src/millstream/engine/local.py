@@ -1,0 +1,556 @@
+"""The local log on the event loop: the engine that needs nothing but a directory."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+import structlog
+
+from millstream.engine.commit import Append, Atomic, Committer, Note, as_known
+from millstream.engine.pending import Pending
+from millstream.engine.protocol import Capabilities, Health, Metric, Offsets
+from millstream.engine.scheduler import LoopScheduler, Scheduler
+from millstream.engine.upkeep import Upkeep, UpkeepSettings
+from millstream.errors import (
+    AppendTooLarge,
+    EngineStopped,
+    MillstreamError,
+    OffsetOutOfRange,
+    StorageFailed,
+)
+from millstream.log import batch as batches
+from millstream.log.journal import BODY_BYTES_MAX, ENTRY, producer_ids_entry
+from millstream.log.segment import Chunk, NotCached
+from millstream.log.store import (
+    PRODUCER_ID_BLOCK,
+    StoreOptions,
+    new_uuid,
+    open_store,
+    topic_unknown,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from millstream.clock import Clock
+    from millstream.log.batch import Header
+    from millstream.log.disk import Disk
+    from millstream.log.partition import Partition, PartitionId, PartitionSettings, ReadPlan
+    from millstream.log.recovery import Finding
+    from millstream.log.segment import Loaded
+    from millstream.log.store import Store, Topic
+
+T = TypeVar("T")
+
+# How long `stop` waits for threads that are at work, before it leaves the rest to recovery.
+STOP_WAIT_S = 8.0
+STOP_POLL_S = 0.005
+
+
+@dataclass(slots=True)
+class LocalOptions:
+    """How the engine is set up; the settings table fills it."""
+
+    store: StoreOptions = field(default_factory=StoreOptions)
+    upkeep: UpkeepSettings = field(default_factory=UpkeepSettings)
+    # Batches from this size skip the journal, so that they are not written twice.
+    bypass_bytes: int = 64 * 1024
+
+
+@dataclass(slots=True)
+class ReadCounts:
+    cached: int = 0
+    cold: int = 0
+    bytes: int = 0
+
+
+class LocalEngine:
+    __slots__ = (
+        "_clock",
+        "_committer",
+        "_disk",
+        "_ids_left",
+        "_ids_waiting",
+        "_loop_scheduler",
+        "_options",
+        "_root",
+        "_scheduler",
+        "_store",
+        "_upkeep",
+        "_waiting",
+        "reads",
+    )
+
+    def __init__(
+        self,
+        disk: Disk,
+        root: str,
+        clock: Clock,
+        options: LocalOptions,
+        scheduler: Scheduler | None = None,
+    ) -> None:
+        self._disk = disk
+        self._root = root
+        self._clock = clock
+        self._options = options
+        self._scheduler = scheduler
+        self._loop_scheduler: LoopScheduler | None = None
+        self._store: Store | None = None
+        self._committer: Committer | None = None
+        self._upkeep: Upkeep | None = None
+        self._waiting: dict[PartitionId, list[tuple[int, Pending[None]]]] = {}
+        self._ids_left = 0
+        self._ids_waiting: list[Pending[int]] = []
+        self.reads = ReadCounts()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(atomic=True, durable=True, exclusive=True)
+
+    # ---- start and stop
+
+    async def start(self) -> None:
+        """Recover in a thread, so that the health pages answer meanwhile."""
+        if self._scheduler is None:
+            self._loop_scheduler = LoopScheduler(asyncio.get_running_loop())
+            self._scheduler = self._loop_scheduler
+        self._begin(await asyncio.to_thread(self._recover))
+
+    def open(self) -> None:
+        """Recover here and now, for a caller that has a scheduler of its own."""
+        self._begin(self._recover())
+
+    def _recover(self) -> Store:
+        store = open_store(self._disk, self._root, self._clock.wall_ms(), self._options.store)
+        if store.journal.wants_spare:
+            store.journal.prepare_spare()
+        return store
+
+    def _begin(self, store: Store) -> None:
+        assert self._scheduler is not None
+        for finding in store.findings:
+            _logger().warning("recovery", **finding._asdict())
+        committer = Committer(
+            store,
+            self._clock,
+            self._scheduler,
+            bypass_bytes=self._options.bypass_bytes,
+            advanced=self._advanced,
+        )
+        self._store, self._committer = store, committer
+        self._upkeep = Upkeep(store, committer, self._clock, self._scheduler, self._options.upkeep)
+        self._upkeep.start()
+
+    async def stop(self) -> None:
+        if self._store is None or self._committer is None or self._upkeep is None:
+            return
+        committer, upkeep = self._committer, self._upkeep
+        deadline = self._clock.monotonic() + STOP_WAIT_S
+        while not committer.is_idle() and committer.failure is None:
+            if self._clock.monotonic() > deadline:
+                break
+            await asyncio.sleep(STOP_POLL_S)
+        upkeep.stop()
+        while not upkeep.is_idle() and self._clock.monotonic() < deadline:
+            await asyncio.sleep(STOP_POLL_S)
+        if self._loop_scheduler is not None:
+            await self._loop_scheduler.close()
+        self.close()
+
+    def close(self) -> None:
+        """A last checkpoint, so that the next start has nothing to replay; then let go."""
+        store, committer = self._store, self._committer
+        if store is None or committer is None:
+            return
+        committer.apply_unapplied()
+        if committer.failure is None and committer.is_idle() and not committer.unapplied():
+            store.checkpoint(self._clock.wall_ms())
+        committer.fail("the engine has stopped")
+        for waiters in self._waiting.values():
+            for _, pending in waiters:
+                pending.fail(_stopped())
+        self._waiting.clear()
+        self._store = None
+        store.close()
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What recovery found and did at the start."""
+        return self._running().findings
+
+    # ---- appending
+
+    def append(self, id: PartitionId, batch: bytes, header: Header | None = None) -> Pending[int]:
+        try:
+            operation = self._append(id, batch, header)
+        except MillstreamError as error:
+            return Pending.failed(error)
+        self._commit().submit(operation)
+        return operation.pending
+
+    def append_atomic(self, entries: Sequence[tuple[PartitionId, bytes]]) -> Pending[list[int]]:
+        try:
+            parts = [self._append(id, batch, None) for id, batch in entries]
+            size = sum(ENTRY.size + part.size for part in parts)
+            if size > BODY_BYTES_MAX:
+                raise AppendTooLarge(
+                    f"{size} bytes are more than one atomic append may have; send it in parts",
+                    limit_bytes=BODY_BYTES_MAX,
+                )
+        except MillstreamError as error:
+            return Pending.failed(error)
+        if not parts:
+            return Pending.of([])
+        operation = Atomic(parts)
+        self._commit().submit(operation)
+        return operation.pending
+
+    def _append(self, id: PartitionId, batch: bytes, header: Header | None) -> Append:
+        partition = self._running().partition(id)
+        if header is None:
+            header = batches.verify(batch, bytes_max=partition.settings.batch_bytes_max)
+        return Append(partition, batch, header)
+
+    def producer_id(self) -> Pending[int]:
+        """Ids come from blocks; a block is journalled before the first of it is used."""
+        store = self._running()
+        pending: Pending[int] = Pending()
+        self._ids_waiting.append(pending)
+        if self._ids_left:
+            self._give_ids()
+        elif len(self._ids_waiting) == 1:
+            first = store.next_producer_id
+
+            def apply() -> None:
+                store.next_producer_id = first + PRODUCER_ID_BLOCK
+                self._ids_left = PRODUCER_ID_BLOCK
+                self._give_ids()
+
+            note = Note(producer_ids_entry(first + PRODUCER_ID_BLOCK), apply, None)
+            note.pending.then(self._ids_done)
+            self._commit().submit(note)
+        return pending
+
+    def _give_ids(self) -> None:
+        next_free = self._running().next_producer_id
+        while self._ids_left and self._ids_waiting:
+            pending = self._ids_waiting.pop(0)
+            self._ids_left -= 1
+            pending.succeed(next_free - self._ids_left - 1)
+
+    def _ids_done(self, noted: Pending[None]) -> None:
+        waiting, self._ids_waiting = self._ids_waiting, []
+        for pending in waiting:
+            if noted.error is not None:
+                pending.fail(noted.error)
+            else:
+                self.producer_id().then(_pass_to(pending))
+
+    # ---- reading
+
+    def read(self, id: PartitionId, offset: int, bytes_max: int) -> Pending[Chunk]:
+        try:
+            partition = self._running().partition(id)
+            while True:
+                plan = partition.plan_read(offset, bytes_max)
+                if plan is None:
+                    return Pending.of(Chunk(memoryview(b""), offset))
+                loaded = plan.segment.loaded
+                if loaded is None:
+                    break
+                try:
+                    chunk = plan.run(loaded, cached=True)
+                except NotCached:
+                    break
+                if len(chunk.data):
+                    self.reads.cached += 1
+                    self.reads.bytes += len(chunk.data)
+                    return Pending.of(chunk)
+                offset = chunk.next_offset
+        except MillstreamError as error:
+            return Pending.failed(error)
+        except OSError as error:
+            return Pending.failed(_read_failed(error))
+        return self._read_cold(id, plan)
+
+    def _read_cold(self, id: PartitionId, plan: ReadPlan) -> Pending[Chunk]:
+        """In a thread, because the bytes have to come from the device."""
+        pending: Pending[Chunk] = Pending()
+        segment = plan.segment
+        segment.hold()
+
+        def work() -> tuple[Loaded, Chunk]:
+            loaded = segment.loaded or segment.load()
+            return loaded, plan.run(loaded, cached=False)
+
+        def done(result: tuple[Loaded, Chunk] | None, error: BaseException | None) -> None:
+            if result is not None:
+                self._install(plan, result[0])
+            segment.release()
+            if result is None:
+                pending.fail(_read_failed(error))
+            elif not len(result[1].data):
+                self.read(id, result[1].next_offset, plan.bytes_max).then(_pass_to(pending))
+            else:
+                self.reads.cold += 1
+                self.reads.bytes += len(result[1].data)
+                pending.succeed(result[1])
+
+        self._schedule().background(work, done)
+        return pending
+
+    def _install(self, plan: ReadPlan, loaded: Loaded) -> None:
+        segment = plan.segment
+        if segment.loaded is not loaded:
+            segment.install(loaded)
+        if segment.sealed and self._upkeep is not None:
+            self._upkeep.opened(segment)
+
+    def wait(self, id: PartitionId, offset: int) -> Pending[None]:
+        try:
+            partition = self._running().partition(id)
+        except MillstreamError as error:
+            return Pending.failed(error)
+        if partition.high_watermark > offset:
+            return Pending.of(None)
+        pending: Pending[None] = Pending()
+        self._waiting.setdefault(id, []).append((offset, pending))
+        return pending
+
+    def forget(self, id: PartitionId, waiting: Pending[None]) -> None:
+        waiters = [one for one in self._waiting.get(id, ()) if one[1] is not waiting]
+        if waiters:
+            self._waiting[id] = waiters
+        else:
+            self._waiting.pop(id, None)
+
+    def offsets(self, id: PartitionId) -> Offsets:
+        partition = self._running().partition(id)
+        return Offsets(partition.start_offset, partition.high_watermark)
+
+    def find(self, id: PartitionId, timestamp: int) -> Pending[tuple[int, int] | None]:
+        pending: Pending[tuple[int, int] | None] = Pending()
+        try:
+            partition = self._running().partition(id)
+            found = partition.time_segments(timestamp)
+        except MillstreamError as error:
+            return Pending.failed(error)
+        start = partition.start_offset
+        for segment, _ in found:
+            segment.hold()
+
+        def work() -> tuple[int, int] | None:
+            for segment, end in found:
+                loaded = segment.loaded
+                opened = loaded or segment.load()
+                try:
+                    at = segment.find_time(opened, timestamp, start, end)
+                finally:
+                    if loaded is None:
+                        segment.disk.close(opened.file)
+                if at is not None:
+                    return at
+            return None
+
+        def done(result: tuple[int, int] | None, error: BaseException | None) -> None:
+            for segment, _ in found:
+                segment.release()
+            if error is not None:
+                pending.fail(_read_failed(error))
+            else:
+                pending.succeed(result)
+
+        self._schedule().background(work, done)
+        return pending
+
+    # ---- topics
+
+    def topics(self) -> list[Topic]:
+        return list(self._running().topics.values())
+
+    def create(
+        self,
+        name: str,
+        partitions: int,
+        settings: PartitionSettings,
+        uuid: bytes | None = None,
+    ) -> Pending[Topic]:
+        return self._between(
+            lambda store: store.create_topic(
+                name, uuid or new_uuid(), partitions, settings, self._clock.wall_ms()
+            )
+        )
+
+    def alter(
+        self,
+        name: str,
+        *,
+        settings: PartitionSettings | None = None,
+        partitions: int | None = None,
+    ) -> Pending[Topic]:
+        def change(store: Store) -> Topic:
+            return store.alter_topic(name, settings, partitions, self._clock.wall_ms())
+
+        return self._between(change)
+
+    def delete(self, name: str) -> Pending[None]:
+        def forget(store: Store) -> None:
+            gone = store.forget_topic(name)
+            self._schedule().background(
+                lambda: store.remove_topic_files(gone), lambda _, error: _note_left(gone, error)
+            )
+            for id in [id for id in self._waiting if id.topic == name]:
+                for _, pending in self._waiting.pop(id):
+                    pending.fail(topic_unknown(name))
+
+        return self._between(forget)
+
+    def trim(self, id: PartitionId, offset: int) -> Pending[None]:
+        try:
+            partition = self._running().partition(id)
+            if not 0 <= offset <= partition.high_watermark:
+                raise OffsetOutOfRange(
+                    f"{id} can be trimmed up to {partition.high_watermark}, not to {offset}",
+                    offset=offset,
+                    start=partition.start_offset,
+                    end=partition.high_watermark,
+                )
+        except MillstreamError as error:
+            return Pending.failed(error)
+        assert self._upkeep is not None
+        return self._upkeep.trim(partition, offset).pending
+
+    def claim(self, shard: str) -> Pending[None]:
+        """There is one broker on a local log, so it owns every shard."""
+        del shard
+        return Pending.of(None)
+
+    def _between(self, change: Callable[[Store], T]) -> Pending[T]:
+        """Run a change of the directory when no append, and no sync of it, is under way."""
+        pending: Pending[T] = Pending()
+
+        def run() -> None:
+            commit, upkeep = self._commit(), self._upkeep
+            assert upkeep is not None
+            if not upkeep.after_syncs(lambda: commit.between_rounds(run)):
+                return
+            try:
+                if commit.failure is not None:
+                    raise StorageFailed(f"the broker stopped writing ({commit.failure})")
+                pending.succeed(change(self._running()))
+            except MillstreamError as error:
+                pending.fail(error)
+            except OSError as error:
+                pending.fail(_change_failed(error))
+
+        self._commit().between_rounds(run)
+        return pending
+
+    # ---- seen from outside
+
+    def health(self) -> Health:
+        if self._committer is None or self._store is None:
+            return Health(ok=False, reason="the log is not open")
+        return Health(self._committer.failure is None, self._committer.failure)
+
+    def metrics(self) -> list[Metric]:
+        """Totals, read from plain counters; per partition numbers come with topics."""
+        store, commit, upkeep = self._store, self._committer, self._upkeep
+        if store is None or commit is None or upkeep is None:
+            return []
+        counts, work, reads = commit.counts, upkeep.counts, self.reads
+        rows: list[tuple[str, str, str, float]] = [
+            ("appends", "counter", "Appends answered.", counts.appends),
+            ("append_bytes", "counter", "Bytes appended.", counts.bytes),
+            ("appends_refused", "counter", "Appends refused by a full disk.", counts.refused),
+            ("appends_repeated", "counter", "Repeats that were answered.", counts.duplicates),
+            ("sync_rounds", "counter", "Syncs, each for many appends.", counts.rounds),
+            ("reads_cached", "counter", "Reads from the page cache.", reads.cached),
+            ("reads_cold", "counter", "Reads that waited for the disk.", reads.cold),
+            ("read_bytes", "counter", "Bytes read.", reads.bytes),
+            ("checkpoints", "counter", "Checkpoints written.", work.checkpoints),
+            ("segments_sealed", "counter", "Segments sealed.", work.seals),
+            ("segments_retired", "counter", "Removed by retention.", work.segments_retired),
+            ("compactions", "counter", "Compactions finished.", work.compactions),
+            ("compactions_failed", "counter", "Compactions failed.", work.compactions_failed),
+            ("records_compacted", "counter", "Superseded records.", work.records_compacted),
+            ("journal_bytes", "gauge", "Bytes a replay would read.", store.journal.length_bytes),
+            ("topics", "gauge", "Topics.", len(store.topics)),
+            ("partitions", "gauge", "Partitions.", len(store.partitions)),
+            ("leader_epoch", "gauge", "Starts of this log, counted.", store.leader_epoch),
+            ("writable", "gauge", "1 unless the disk has failed.", commit.failure is None),
+        ]
+        return [
+            Metric(f"millstream_log_{name}", kind, help_, value)
+            for name, kind, help_, value in rows
+        ]
+
+    # ---- inside
+
+    def _advanced(self, partitions: Iterable[Partition]) -> None:
+        """High watermarks moved: wake who waits, and see to rolled segments."""
+        if self._waiting:
+            for partition in partitions:
+                self._wake(partition)
+        if self._upkeep is not None:
+            self._upkeep.appended(partitions)
+
+    def _wake(self, partition: Partition) -> None:
+        waiters = self._waiting.pop(partition.id, None)
+        if waiters is None:
+            return
+        still = [one for one in waiters if one[0] >= partition.high_watermark]
+        if still:
+            self._waiting[partition.id] = still
+        for offset, pending in waiters:
+            if offset < partition.high_watermark:
+                pending.succeed(None)
+
+    def _running(self) -> Store:
+        if self._store is None:
+            raise _stopped()
+        return self._store
+
+    def _commit(self) -> Committer:
+        assert self._committer is not None
+        return self._committer
+
+    def _schedule(self) -> Scheduler:
+        assert self._scheduler is not None
+        return self._scheduler
+
+
+def _pass_to(pending: Pending[T]) -> Callable[[Pending[T]], None]:
+    def done(result: Pending[T]) -> None:
+        if result.error is not None:
+            pending.fail(result.error)
+        else:
+            pending.succeed(result.result())
+
+    return done
+
+
+def _stopped() -> EngineStopped:
+    return EngineStopped("the log is not open; the broker is starting or stopping")
+
+
+def _read_failed(error: BaseException | None) -> BaseException:
+    if isinstance(error, OSError):
+        return as_known(error) or StorageFailed(f"reading failed: {error}")
+    return error or StorageFailed("reading failed")
+
+
+def _change_failed(error: OSError) -> MillstreamError:
+    return as_known(error) or StorageFailed(f"changing the data directory failed: {error}")
+
+
+def _note_left(path: str, error: BaseException | None) -> None:
+    if error is not None:
+        _logger().warning("files left for the next start", path=path, error=str(error))
+
+
+def _logger() -> structlog.stdlib.BoundLogger:
+    logger: structlog.stdlib.BoundLogger = structlog.get_logger("millstream.engine")
+    return logger

@@ -1,0 +1,131 @@
+"""Where records live, as the broker sees it: the seam behind which a cluster may stand.
+
+The broker calls an engine from one event loop. Whatever waits for a disk or a network answers a
+`Pending`. Offsets are given by the engine, rise within a partition, and may have gaps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from millstream.engine.pending import Pending
+    from millstream.log.batch import Header
+    from millstream.log.partition import PartitionId, PartitionSettings
+    from millstream.log.segment import Chunk
+    from millstream.log.store import Topic
+
+
+class Offsets(NamedTuple):
+    """The first offset there is, and the one that the next visible record will have."""
+
+    start: int
+    high_watermark: int
+
+
+class Health(NamedTuple):
+    ok: bool
+    reason: str | None
+
+
+class Metric(NamedTuple):
+    """A plain number, read when somebody asks. `labels` is empty for a total."""
+
+    name: str
+    kind: str
+    help: str
+    value: float
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What the broker may rely on."""
+
+    # Atomic appends over partitions.
+    atomic: bool
+    # Survives a restart of this process.
+    durable: bool
+    # Every shard of every view belongs to this broker.
+    exclusive: bool
+
+
+class Engine(Protocol):
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    async def start(self) -> None:
+        """Recover, then take calls."""
+        ...
+
+    async def stop(self) -> None:
+        """Finish what was taken, then give everything up. Calls after it fail."""
+        ...
+
+    def topics(self) -> list[Topic]: ...
+
+    def append(self, id: PartitionId, batch: bytes, header: Header | None = None) -> Pending[int]:
+        """Append one batch; its base offset, once it is as durable as the topic's mode says.
+
+        `header` is what `verify` gave; without it the batch is verified here.
+        """
+        ...
+
+    def append_atomic(self, entries: Sequence[tuple[PartitionId, bytes]]) -> Pending[list[int]]:
+        """Append batches to several partitions: after any crash all are there, or none."""
+        ...
+
+    def read(self, id: PartitionId, offset: int, bytes_max: int) -> Pending[Chunk]:
+        """Whole batches from the one that holds the offset; empty at the high watermark."""
+        ...
+
+    def wait(self, id: PartitionId, offset: int) -> Pending[None]:
+        """Done when there is something to read at the offset. `forget` ends the wait."""
+        ...
+
+    def forget(self, id: PartitionId, waiting: Pending[None]) -> None: ...
+
+    def offsets(self, id: PartitionId) -> Offsets: ...
+
+    def find(self, id: PartitionId, timestamp: int) -> Pending[tuple[int, int] | None]:
+        """Offset and time of the first record at or after a time; None when all are older."""
+        ...
+
+    def create(
+        self,
+        name: str,
+        partitions: int,
+        settings: PartitionSettings,
+        uuid: bytes | None = None,
+    ) -> Pending[Topic]: ...
+
+    def alter(
+        self,
+        name: str,
+        *,
+        settings: PartitionSettings | None = None,
+        partitions: int | None = None,
+    ) -> Pending[Topic]:
+        """Change a topic's settings, or give it more partitions."""
+        ...
+
+    def trim(self, id: PartitionId, offset: int) -> Pending[None]:
+        """Remove everything before an offset, for good."""
+        ...
+
+    def delete(self, name: str) -> Pending[None]: ...
+
+    def claim(self, shard: str) -> Pending[None]:
+        """Done when this broker owns a shard of a view."""
+        ...
+
+    def producer_id(self) -> Pending[int]:
+        """An id that nobody has, or had."""
+        ...
+
+    def health(self) -> Health: ...
+
+    def metrics(self) -> list[Metric]: ...

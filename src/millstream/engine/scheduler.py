@@ -1,0 +1,122 @@
+"""What the local engine needs of an event loop, so that a test can be the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import msgspec
+
+from millstream.errors import StorageFailed
+from millstream.log.compaction import CompactionJob, CompactionResult
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import TypeAlias
+
+T = TypeVar("T")
+if TYPE_CHECKING:
+    Done: TypeAlias = Callable[[T | None, BaseException | None], None]
+
+# Threads for cold reads, seals and checkpoints: each waits for the disk, so a few are enough.
+BACKGROUND_THREADS = 4
+
+
+class Cancel(Protocol):
+    def cancel(self) -> object: ...
+
+
+class Scheduler(Protocol):
+    """`done` is always called on the loop, with a result or an error."""
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """At the end of this turn."""
+        ...
+
+    def later(self, seconds: float, call: Callable[[], None]) -> Cancel: ...
+
+    def sync(self, work: Callable[[], None], done: Done[None]) -> None:
+        """In the one thread that syncs for rounds of appends."""
+        ...
+
+    def background(self, work: Callable[[], T], done: Done[T]) -> None:
+        """In some other thread."""
+        ...
+
+    def compact(self, job: CompactionJob, done: Done[CompactionResult]) -> None:
+        """In a child process."""
+        ...
+
+
+class LoopScheduler:
+    """The running event loop, threads beside it, and child processes."""
+
+    __slots__ = ("_background", "_children", "_loop", "_sync")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._sync = ThreadPoolExecutor(1, "millstream-sync")
+        self._background = ThreadPoolExecutor(BACKGROUND_THREADS, "millstream-disk")
+        self._children: set[asyncio.Task[None]] = set()
+
+    def soon(self, call: Callable[[], None]) -> None:
+        self._loop.call_soon(call)
+
+    def later(self, seconds: float, call: Callable[[], None]) -> Cancel:
+        return self._loop.call_later(seconds, call)
+
+    def sync(self, work: Callable[[], None], done: Done[None]) -> None:
+        self._run(self._sync, work, done)
+
+    def background(self, work: Callable[[], T], done: Done[T]) -> None:
+        self._run(self._background, work, done)
+
+    def _run(self, pool: ThreadPoolExecutor, work: Callable[[], T], done: Done[T]) -> None:
+        loop = self._loop
+
+        def in_thread() -> None:
+            try:
+                result = work()
+            except BaseException as error:  # noqa: BLE001  handed to the loop, which decides
+                loop.call_soon_threadsafe(done, None, error)
+            else:
+                loop.call_soon_threadsafe(done, result, None)
+
+        pool.submit(in_thread)
+
+    def compact(self, job: CompactionJob, done: Done[CompactionResult]) -> None:
+        task = self._loop.create_task(self._compact(job, done))
+        self._children.add(task)
+        task.add_done_callback(self._children.discard)
+
+    async def _compact(self, job: CompactionJob, done: Done[CompactionResult]) -> None:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "millstream.log.compaction",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            output, errors = await child.communicate(msgspec.json.encode(job))
+        except asyncio.CancelledError:
+            child.kill()
+            await child.wait()
+            raise
+        if child.returncode:
+            last = errors.decode(errors="replace").strip().rpartition("\n")[2]
+            done(None, StorageFailed(f"compaction ended with {child.returncode}: {last}"))
+        else:
+            done(msgspec.json.decode(output, type=CompactionResult), None)
+
+    async def close(self) -> None:
+        """End child processes and threads; a job in a thread is waited for."""
+        for task in self._children:
+            task.cancel()
+        await asyncio.gather(*self._children, return_exceptions=True)
+        for pool in (self._sync, self._background):
+            await self._loop.run_in_executor(None, pool.shutdown)

@@ -1,0 +1,106 @@
+"""Batches as an Arrow record batch, for Spark; the one place here that knows pyarrow.
+
+The broker never imports this. The columns are decoded straight into Arrow's own layout, so
+wrapping them copies nothing but the lane's names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from millstream.log.batch import (
+    INFLATED_BYTES_MAX,
+    LANES,
+    BinaryColumn,
+    Columns,
+    Data,
+    decode_columns,
+)
+
+_HEADER = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
+
+SCHEMA = pa.schema(
+    [
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.timestamp("ms", tz="UTC"), nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", pa.list_(_HEADER), nullable=False),
+        pa.field("lane", pa.string()),
+    ]
+)
+
+
+def to_record_batch(
+    data: Data,
+    *,
+    from_offset: int | None = None,
+    until_offset: int | None = None,
+    check_crc: bool = True,
+    inflated_bytes_max: int = INFLATED_BYTES_MAX,
+) -> pa.RecordBatch:
+    """Many whole batches as one record batch of `SCHEMA`; see `decode_columns`."""
+    return wrapped(
+        decode_columns(
+            data,
+            from_offset=from_offset,
+            until_offset=until_offset,
+            check_crc=check_crc,
+            inflated_bytes_max=inflated_bytes_max,
+        )
+    )
+
+
+def wrapped(columns: Columns) -> pa.RecordBatch:
+    """The columns as a record batch of `SCHEMA`, which then owns their buffers."""
+    arrays = [
+        _fixed(pa.int64(), columns.rows, columns.offset),
+        _fixed(SCHEMA.field("timestamp").type, columns.rows, columns.timestamp),
+        _binary(pa.binary(), columns.rows, columns.key),
+        _binary(pa.binary(), columns.rows, columns.value),
+        _headers(columns),
+        _lanes(columns),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _fixed(kind: Any, rows: int, data: Data) -> Any:
+    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(data)], null_count=0)
+
+
+def _binary(kind: Any, rows: int, column: BinaryColumn) -> Any:
+    validity = None if column.validity is None else pa.py_buffer(column.validity)
+    buffers = [validity, pa.py_buffer(column.offsets), pa.py_buffer(column.data)]
+    return pa.Array.from_buffers(kind, rows, buffers, null_count=column.nulls)
+
+
+def _headers(columns: Columns) -> Any:
+    pairs = pa.StructArray.from_buffers(
+        _HEADER,
+        columns.header_count,
+        [None],
+        null_count=0,
+        children=[
+            _binary(pa.string(), columns.header_count, columns.header_key),
+            _binary(pa.binary(), columns.header_count, columns.header_value),
+        ],
+    )
+    return pa.ListArray.from_buffers(
+        pa.list_(_HEADER),
+        columns.rows,
+        [None, pa.py_buffer(columns.header_offsets)],
+        null_count=0,
+        children=[pairs],
+    )
+
+
+def _lanes(columns: Columns) -> Any:
+    if columns.lane_nulls == columns.rows:
+        return pa.nulls(columns.rows, pa.string())
+    validity = None if columns.lane_validity is None else pa.py_buffer(columns.lane_validity)
+    indexes = pa.Array.from_buffers(
+        pa.int8(), columns.rows, [validity, pa.py_buffer(columns.lane)], columns.lane_nulls
+    )
+    return pa.DictionaryArray.from_arrays(indexes, pa.array(LANES)).cast(pa.string())

@@ -1,0 +1,242 @@
+"""Compaction: of each key, only its newest record stays.
+
+Works on sealed segments, in a child process, and writes segments of a new generation beside them:
+
+1. read the keys of all of them, and remember the newest offset of each key;
+2. write each group of segments that fits in one again, without the records that are superseded;
+3. seal it. The seal is the moment from which the new segment counts: before it, a crash leaves
+   the old ones, and the next start removes the unfinished file; after it, the old ones go.
+
+A record keeps its offset, so a reader that comes to an offset that is gone goes on at the next.
+A tombstone (a key without value) stays for a while, so that readers learn of the removal.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from millstream.log import batch as batches
+from millstream.log.disk import Disk, SystemDisk, read_file
+from millstream.log.partition import remove_segment_files
+from millstream.log.segment import Intervals, Placed, Segment, seal_job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from millstream.log.batch import Header
+
+READ_BYTES = 1024 * 1024
+# Written batches go to the device this often, so that no long flush holds up other syncs.
+SYNC_BYTES = 8 * 1024 * 1024
+# What a key costs in the table beside its own bytes, about.
+KEY_OVERHEAD_BYTES = 110
+
+
+class Source(msgspec.Struct, frozen=True):
+    base_offset: int
+    generation: int
+    next_offset: int
+    size: int
+
+
+class CompactionJob(msgspec.Struct, frozen=True):
+    directory: str
+    sources: list[Source]
+    segment_bytes: int
+    index_bytes: int
+    time_ms: int
+    # Tombstones in batches older than this go.
+    tombstones_before_ms: int
+    # The table of keys; what does not fit is compacted in a later run.
+    keys_bytes_max: int = 256 * 1024 * 1024
+
+
+class Output(msgspec.Struct, frozen=True):
+    """One new segment, and how many sources it stands for."""
+
+    sources: int
+    base_offset: int
+    generation: int
+    next_offset: int
+    size: int
+    max_timestamp: int
+
+
+class CompactionResult(msgspec.Struct, frozen=True):
+    """Outputs in order; a group that lost nothing has none. `end` is how far the run came."""
+
+    outputs: list[Output]
+    end: int
+    records_before: int
+    records_after: int
+
+
+def compact(disk: Disk, job: CompactionJob) -> CompactionResult:
+    run = _Run(disk, job)
+    try:
+        return run.result()
+    finally:
+        run.close()
+
+
+class _Run:
+    __slots__ = ("_disk", "_job", "_newest", "_records", "_segments")
+
+    def __init__(self, disk: Disk, job: CompactionJob) -> None:
+        self._disk = disk
+        self._job = job
+        self._newest: dict[bytes, int] = {}
+        self._records = [0, 0]
+        self._segments = [self._open(source) for source in job.sources]
+
+    def result(self) -> CompactionResult:
+        covered = self._read_keys()
+        outputs: list[Output] = []
+        first = 0
+        while first < covered:
+            last = self._group_end(first, covered)
+            output = self._rewrite(first, last)
+            if output is not None:
+                outputs.append(output)
+            first = last
+        end = self._job.sources[covered - 1].next_offset
+        return CompactionResult(outputs, end, *self._records)
+
+    def close(self) -> None:
+        for segment in self._segments:
+            segment.close()
+
+    def _open(self, source: Source) -> Segment:
+        job = self._job
+        segment = Segment(self._disk, job.directory, source.base_offset, source.generation)
+        segment.size, segment.next_offset = source.size, source.next_offset
+        segment.intervals = Intervals(job.index_bytes, job.time_ms)
+        return segment
+
+    def _read_keys(self) -> int:
+        """Fill the table; answers how many segments it covers."""
+        room = self._job.keys_bytes_max
+        newest = self._newest
+        for count, segment in enumerate(self._segments):
+            if room <= 0 and count:
+                return count
+            for _, header, data in _batches_of(segment):
+                if header.is_control:
+                    continue
+                for offset, key, _ in batches.keys(data):
+                    if key is None:
+                        continue
+                    if key not in newest:
+                        room -= len(key) + KEY_OVERHEAD_BYTES
+                    newest[key] = offset
+        return len(self._segments)
+
+    def _group_end(self, first: int, covered: int) -> int:
+        size = self._segments[first].size
+        last = first + 1
+        while last < covered and size + self._segments[last].size <= self._job.segment_bytes:
+            size += self._segments[last].size
+            last += 1
+        return last
+
+    def _rewrite(self, first: int, last: int) -> Output | None:
+        job, sources = self._job, self._job.sources[first:last]
+        generation = max(source.generation for source in sources) + 1
+        target = Segment(self._disk, job.directory, sources[0].base_offset, generation)
+        target.create(0, Intervals(job.index_bytes, job.time_ms))
+        is_same = len(sources) == 1
+        run: list[Placed] = []
+        position, unsynced = 0, 0
+        for segment in self._segments[first:last]:
+            for _, header, data in _batches_of(segment):
+                kept = self._kept(header, data)
+                is_same = is_same and kept is data
+                if kept is None:
+                    continue
+                run.append(_placed(target, position, header, kept))
+                position += len(kept)
+                if position - target.size >= READ_BYTES:
+                    unsynced += position - target.size
+                    target.write(run)
+                    run.clear()
+                if unsynced >= SYNC_BYTES and target.loaded is not None:
+                    self._disk.sync(target.loaded.file)
+                    unsynced = 0
+        if run:
+            target.write(run)
+        if is_same:
+            target.close()
+            remove_segment_files(self._disk, target.path)
+            return None
+        return self._seal(target, sources)
+
+    def _seal(self, target: Segment, sources: list[Source]) -> Output:
+        """The new segment answers for all offsets of its sources, also those that are gone."""
+        target.next_offset = sources[-1].next_offset
+        last = self._open(sources[-1])
+        state = read_file(self._disk, last.path + ".state") or b""
+        seal_job(target, state).run()
+        target.close()
+        return Output(
+            sources=len(sources),
+            base_offset=target.base_offset,
+            generation=target.generation,
+            next_offset=target.next_offset,
+            size=target.size,
+            max_timestamp=target.max_timestamp,
+        )
+
+    def _kept(self, header: Header, data: memoryview) -> bytes | memoryview | None:
+        """The batch as it is when nothing goes, without what goes, or None."""
+        self._records[0] += header.count
+        if header.is_control:
+            self._records[1] += header.count
+            return data
+        drops_tombstones = header.max_timestamp < self._job.tombstones_before_ms
+        newest = self._newest
+        keep: set[int] = set()
+        for offset, key, is_tombstone in batches.keys(data):
+            if key is not None:
+                if newest.get(key, offset) > offset:
+                    continue
+                if is_tombstone and drops_tombstones:
+                    continue
+            keep.add(offset)
+        self._records[1] += len(keep)
+        if len(keep) == header.count:
+            return data
+        return batches.retain(data, keep) if keep else None
+
+
+def _batches_of(segment: Segment) -> Iterator[tuple[int, Header, memoryview]]:
+    """Every batch of a sealed segment, checked against its seal on the way."""
+    offset = segment.base_offset
+    loaded = segment.open()
+    while offset < segment.next_offset:
+        end = (segment.size, segment.next_offset)
+        chunk = segment.read(loaded, offset, READ_BYTES, end, cached=False)
+        for position, header in batches.walk(chunk.data):
+            yield position, header, chunk.data[position : position + header.size]
+        offset = chunk.next_offset
+
+
+def _placed(target: Segment, position: int, source: Header, data: bytes | memoryview) -> Placed:
+    header = source if isinstance(data, memoryview) else batches.read_header(data)
+    view = memoryview(data)
+    prefix, rest = bytes(view[:16]), view[16:]
+    return Placed(target, position, header.base_offset, prefix, rest, header, len(view))
+
+
+def main() -> None:
+    """A job on standard input, its result on standard output."""
+    os.nice(10)
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=CompactionJob)
+    sys.stdout.buffer.write(msgspec.json.encode(compact(SystemDisk(), job)))
+
+
+if __name__ == "__main__":
+    main()
