@@ -12,7 +12,7 @@ DATA ?= ./data
 BIN := $(VENV)/bin
 SERVER := $(VENV)/.stamp-server
 DEV := $(VENV)/.stamp-dev
-SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/millstream/log/_batch.pyx)
+SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/millstream/log/_batch*.px*)
 
 # Pins hold for the packages and for the tools that build this one, whatever pip's age.
 PINS := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \

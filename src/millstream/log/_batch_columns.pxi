@@ -79,30 +79,51 @@ cdef Opened open_part(
     return open_batch(data, inflated_bytes_max, False)
 
 
+cdef enum:
+    # Records that are read, then copied. Their bytes are still in the nearest cache by then.
+    CHUNK = 128
+
+
+cdef struct Spot:
+    const uint8_t *content
+    int32_t size  # -1: null
+
+
 cdef int add_rows(Rows rows, Opened batch, int64_t lowest, int64_t end) except -1:
+    cdef int32_t index = 0, stop
+    rows.reserve(batch.head.count, batch.end - batch.cursor)
+    while index < batch.head.count:
+        stop = min(index + CHUNK, batch.head.count)
+        add_chunk(rows, batch, index, stop, lowest, end)
+        index = stop
+    return batch.finish()
+
+
+cdef int add_chunk(
+    Rows rows, Opened batch, int32_t index, int32_t stop, int64_t lowest, int64_t end
+) except -1:
     """The loop that Spark waits for.
 
     It only notes where keys and values lie, and each column takes its own afterwards: with the
-    copying in here it would run out of registers, and be half as fast.
+    copying in here too it would run out of registers.
     """
-    rows.reserve(batch.head.count, batch.end - batch.cursor)
     cdef int64_t *offsets = <int64_t *>rows.offset.start + rows.count
     cdef int64_t *timestamps = <int64_t *>rows.timestamp.start + rows.count
     cdef int32_t *header_ends = <int32_t *>rows.header_offsets.start + rows.count + 1
     cdef int32_t headers = <int32_t>rows.header_key.items
-    cdef Spot *keys = <Spot *>rows.key_spots.start
-    cdef Spot *values = <Spot *>rows.value_spots.start
+    cdef Spot[CHUNK] keys
+    cdef Spot[CHUNK] values
     cdef Head head = batch.head
     cdef const uint8_t *at = batch.cursor
+    cdef int64_t last_delta = batch.last_delta, offset
     cdef Py_ssize_t row = 0
-    cdef int64_t last_delta = -1, offset
-    cdef int32_t index
     cdef int fault
     cdef Parsed record
-    for index in range(head.count):
+    while index < stop:
         fault = next_record(at, batch.end, &head, last_delta, &record)
         if fault:
             raise layout.record_fault(fault, index)
+        index += 1
         at = record.end
         last_delta = record.offset_delta
         offset = head.base_offset + last_delta
@@ -110,27 +131,19 @@ cdef int add_rows(Rows rows, Opened batch, int64_t lowest, int64_t end) except -
             continue
         offsets[row] = offset
         timestamps[row] = record.timestamp
-        keys[row].content = record.key
-        keys[row].size = record.key_bytes
-        values[row].content = record.value
-        values[row].size = record.value_bytes
+        keys[row].content, keys[row].size = record.key, record.key_bytes
+        values[row].content, values[row].size = record.value, record.value_bytes
         if record.header_count:
             headers = rows.add_headers(
                 rows.count + row, record.headers, record.end, record.header_count
             )
         header_ends[row] = headers
         row += 1
-    batch.cursor = at
-    batch.finish()
+    batch.cursor, batch.last_delta = at, last_delta
     rows.key.take(keys, row)
     rows.value.take(values, row)
     rows.count += row
     return 0
-
-
-cdef struct Spot:
-    const uint8_t *content
-    int32_t size  # -1: null
 
 
 @cython.final
@@ -226,8 +239,6 @@ cdef class Rows:
     cdef Memory header_offsets
     cdef Binary header_key
     cdef Binary header_value
-    cdef Memory key_spots
-    cdef Memory value_spots
     cdef Memory lane
     cdef Memory lane_validity
     cdef Py_ssize_t lanes
@@ -239,7 +250,6 @@ cdef class Rows:
         self.header_offsets = Memory()
         self.header_offsets.add(&zero, 4)
         self.header_key, self.header_value = Binary(), Binary()
-        self.key_spots, self.value_spots = Memory(), Memory()
         self.lane, self.lane_validity = Memory(), Memory()
 
     cdef int reserve(self, Py_ssize_t more, Py_ssize_t bytes_more) except -1:
@@ -248,8 +258,6 @@ cdef class Rows:
         self.timestamp.reserve(8 * more)
         self.key.reserve(more, bytes_more)
         self.value.reserve(more, bytes_more)
-        self.key_spots.reserve(sizeof(Spot) * more)
-        self.value_spots.reserve(sizeof(Spot) * more)
         self.header_offsets.reserve(4 * more)
         self.lane.reserve_zeros(more)
         self.lane_validity.reserve_zeros((more + 7) // 8)

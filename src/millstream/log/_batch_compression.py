@@ -19,7 +19,7 @@ import cramjam
 from millstream.errors import BatchCompressionInvalid
 from millstream.log._batch_layout import Data, too_large
 
-NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
+GZIP, SNAPPY, LZ4, ZSTD = range(1, 5)
 
 _GZIP_LEVEL = 6
 _LZ4_LEVEL = 1  # higher ones search longer; who wants ratio takes zstd

@@ -416,6 +416,7 @@ def decode_columns(
             require_crc(batch, header)
         if header.is_control:
             continue
+        require_compression(header.attributes)
         require_counts(header, exact_count=False)
         if header.next_offset <= lowest or header.base_offset >= end:
             continue

@@ -19,16 +19,23 @@ from millstream.log.batch import (
     decode_columns,
 )
 
-_HEADER = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
+# Made once: pyarrow takes longer for a type than for an array.
+_INT64 = pa.int64()
+_TIMESTAMP = pa.timestamp("ms", tz="UTC")
+_BINARY = pa.binary()
+_STRING = pa.string()
+_HEADER = pa.struct([pa.field("key", _STRING, nullable=False), pa.field("value", _BINARY)])
+_HEADERS = pa.list_(_HEADER)
+_LANES = pa.array(LANES)
 
 SCHEMA = pa.schema(
     [
-        pa.field("offset", pa.int64(), nullable=False),
-        pa.field("timestamp", pa.timestamp("ms", tz="UTC"), nullable=False),
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary()),
-        pa.field("headers", pa.list_(_HEADER), nullable=False),
-        pa.field("lane", pa.string()),
+        pa.field("offset", _INT64, nullable=False),
+        pa.field("timestamp", _TIMESTAMP, nullable=False),
+        pa.field("key", _BINARY),
+        pa.field("value", _BINARY),
+        pa.field("headers", _HEADERS, nullable=False),
+        pa.field("lane", _STRING),
     ]
 )
 
@@ -56,10 +63,10 @@ def to_record_batch(
 def wrapped(columns: Columns) -> pa.RecordBatch:
     """The columns as a record batch of `SCHEMA`, which then owns their buffers."""
     arrays = [
-        _fixed(pa.int64(), columns.rows, columns.offset),
-        _fixed(SCHEMA.field("timestamp").type, columns.rows, columns.timestamp),
-        _binary(pa.binary(), columns.rows, columns.key),
-        _binary(pa.binary(), columns.rows, columns.value),
+        _fixed(_INT64, columns.rows, columns.offset),
+        _fixed(_TIMESTAMP, columns.rows, columns.timestamp),
+        _binary(_BINARY, columns.rows, columns.key),
+        _binary(_BINARY, columns.rows, columns.value),
         _headers(columns),
         _lanes(columns),
     ]
@@ -83,12 +90,12 @@ def _headers(columns: Columns) -> Any:
         [None],
         null_count=0,
         children=[
-            _binary(pa.string(), columns.header_count, columns.header_key),
-            _binary(pa.binary(), columns.header_count, columns.header_value),
+            _binary(_STRING, columns.header_count, columns.header_key),
+            _binary(_BINARY, columns.header_count, columns.header_value),
         ],
     )
     return pa.ListArray.from_buffers(
-        pa.list_(_HEADER),
+        _HEADERS,
         columns.rows,
         [None, pa.py_buffer(columns.header_offsets)],
         null_count=0,
@@ -98,9 +105,9 @@ def _headers(columns: Columns) -> Any:
 
 def _lanes(columns: Columns) -> Any:
     if columns.lane_nulls == columns.rows:
-        return pa.nulls(columns.rows, pa.string())
+        return pa.nulls(columns.rows, _STRING)
     validity = None if columns.lane_validity is None else pa.py_buffer(columns.lane_validity)
     indexes = pa.Array.from_buffers(
         pa.int8(), columns.rows, [validity, pa.py_buffer(columns.lane)], columns.lane_nulls
     )
-    return pa.DictionaryArray.from_arrays(indexes, pa.array(LANES)).cast(pa.string())
+    return pa.DictionaryArray.from_arrays(indexes, _LANES).cast(_STRING)

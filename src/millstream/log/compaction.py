@@ -18,11 +18,12 @@ import sys
 from typing import TYPE_CHECKING
 
 import msgspec
+from crc32c import crc32c
 
 from millstream.log import batch as batches
 from millstream.log.disk import Disk, SystemDisk, read_file
 from millstream.log.partition import remove_segment_files
-from millstream.log.segment import Intervals, Placed, Segment, seal_job
+from millstream.log.segment import Intervals, Placed, Segment, read_seal, seal_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -147,6 +148,10 @@ class _Run:
         job, sources = self._job, self._job.sources[first:last]
         generation = max(source.generation for source in sources) + 1
         target = Segment(self._disk, job.directory, sources[0].base_offset, generation)
+        # A run that failed may have left a seal of this name, which must not come back one day
+        # beside another log.
+        remove_segment_files(self._disk, target.path)
+        self._disk.sync_directory(job.directory)
         target.create(0, Intervals(job.index_bytes, job.time_ms))
         is_same = len(sources) == 1
         run: list[Placed] = []
@@ -179,6 +184,10 @@ class _Run:
         target.next_offset = sources[-1].next_offset
         last = self._open(sources[-1])
         state = read_file(self._disk, last.path + ".state") or b""
+        seal = read_seal(self._disk, last.path)
+        if seal is None or crc32c(state) != seal.state_crc:
+            # Damaged: the new seal must not vouch for it.
+            state = b""
         seal_job(target, state).run()
         target.close()
         return Output(

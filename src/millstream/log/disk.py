@@ -17,6 +17,7 @@ import fcntl
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
@@ -76,6 +77,25 @@ class Disk(Protocol):
         ...
 
 
+class SyncFailed(OSError):
+    """Bytes that were written may be lost, and asking again would not tell: the kernel reports
+    such an error once. Whatever its number, it is no passing lack of room."""
+
+
+def sync_written(disk: Disk, file: int) -> None:
+    """Sync a file of which the bytes are nowhere else."""
+    try:
+        disk.sync(file)
+    except OSError as error:
+        raise SyncFailed(error.errno, f"sync: {error.strerror}") from error
+
+
+def close_file(disk: Disk, file: int) -> None:
+    """Whatever `close` answers, the file is closed; and what must be durable was synced."""
+    with suppress(OSError):
+        disk.close(file)
+
+
 def write_all(disk: Disk, file: int, buffers: Sequence[Buffer], position: int) -> int:
     """Write every byte of the buffers, whatever the single calls take; answers how many."""
     total = 0
@@ -107,7 +127,7 @@ def write_file(disk: Disk, path: str, content: bytes) -> None:
         write_all(disk, file, [content], 0)
         disk.sync(file)
     finally:
-        disk.close(file)
+        close_file(disk, file)
     disk.rename(temporary, path)
     disk.sync_directory(os.path.dirname(path))
 
@@ -120,7 +140,7 @@ def read_file(disk: Disk, path: str) -> bytes | None:
     try:
         return disk.read(file, disk.size(file), 0)
     finally:
-        disk.close(file)
+        close_file(disk, file)
 
 
 class SystemDisk:

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from crc32c import crc32c
 
 from millstream.errors import AppendTooLarge
-from millstream.log.disk import Disk, write_all
+from millstream.log.disk import Disk, close_file, write_all
 from millstream.log.segment import JOIN_BYTES
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class Journal:
 
     def close(self) -> None:
         if self._current is not None:
-            self._disk.close(self._current.file)
+            close_file(self._disk, self._current.file)
             self._current = None
 
     @property
@@ -227,7 +227,7 @@ class Journal:
             first = current.name.first + current.size
         fresh = self._start_file(size, first)
         if current is not None:
-            self._disk.close(current.file)
+            close_file(self._disk, current.file)
         self._current = fresh
         self._files.append(fresh.name)
         self.position = first
@@ -257,7 +257,7 @@ def fill(disk: Disk, path: str, size: int) -> None:
             filled += write_all(disk, file, [zeroes[: size - filled]], filled)
         disk.sync(file)
     finally:
-        disk.close(file)
+        close_file(disk, file)
     disk.rename(building, path)
 
 
@@ -282,7 +282,7 @@ def read_frames(disk: Disk, directory: str, start: int | None) -> Iterator[Frame
     ended = start
     for name in journal_files(disk, directory):
         for frame in _frames_of(disk, name, start or 0):
-            if ended is not None and frame.previous != ended:
+            if ended is not None and frame.previous > ended:
                 yield Damage(ended, frame.position)
             yield frame
             ended = frame.end
@@ -296,7 +296,7 @@ def _frames_of(disk: Disk, name: JournalFile, start: int) -> Iterator[Frame]:
     try:
         data = memoryview(disk.read(file, size, 0))
     finally:
-        disk.close(file)
+        close_file(disk, file)
     position = max(start, name.first)
     while True:
         frame = _frame_at(data, name.first, position) or _next_frame(data, name.first, position)

@@ -23,7 +23,14 @@ from millstream.log.overlay import OverlayDisk
 from millstream.log.partition import PartitionId
 from millstream.log.recovery import Evidence, Found, find_batch, resolve_generations
 from millstream.log.segment import SCAN_BYTES, parse_log_name, read_seal, stem
-from millstream.log.store import FORMAT, Topic, list_topics, store_locked, topic_unknown
+from millstream.log.store import (
+    FORMAT,
+    Topic,
+    list_topics,
+    store_locked,
+    topic_directory,
+    topic_unknown,
+)
 
 _FORMAT_LINE = re.compile(rb"millstream [0-9]+\n")
 
@@ -195,7 +202,7 @@ def find_partition(found: Survey, name: str) -> PartitionFiles:
 
 def partition_files(found: Survey, topic: Topic, number: int) -> PartitionFiles:
     disk = found.disk
-    directory = f"{found.root}/topics/{topic.name}@{topic.uuid.hex()}/{number}"
+    directory = f"{found.root}/topics/{topic_directory(topic.name, topic.uuid)}/{number}"
     evidence = found.evidence.get((topic.uuid, number), Evidence())
     state = evidence.state
     durable_to = state.next_offset if state else 0
@@ -264,6 +271,12 @@ class Broken(NamedTuple):
     offset: int
     resumes_with: int
     reason: str
+
+
+def was_durable(disk: Disk, files: PartitionFiles, found: Found, broken: Broken) -> bool:
+    """Whether these bytes were durable once; if not, they are a tail that a crash tore."""
+    path = f"{files.directory}/{stem(found.base_offset, found.generation)}.seal"
+    return broken.offset < files.durable_to or disk.size_of(path) is not None
 
 
 def walk_log(disk: Disk, path: str, base_offset: int, *, exact: bool) -> Iterator[Batch | Broken]:

@@ -14,11 +14,13 @@ One writer, no clock, no thread: the engine decides when each step happens.
 from __future__ import annotations
 
 from bisect import bisect_right
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from millstream.errors import LogDamaged, OffsetOutOfRange
 from millstream.log import batch as batches
+from millstream.log.disk import sync_written
 from millstream.log.index import NO_TIMESTAMP, SPAN_MAX
 from millstream.log.producers import Producer, Producers, has_sequence
 from millstream.log.segment import (
@@ -120,7 +122,7 @@ class SyncJob:
         disk = self.partition.disk
         for segment, _ in self.segments:
             assert segment.loaded is not None
-            disk.sync(segment.loaded.file)
+            sync_written(disk, segment.loaded.file)
         if self.names > self.partition.names_synced:
             disk.sync_directory(self.partition.directory)
 
@@ -496,7 +498,9 @@ class Partition:
             return
         assert start_offset <= self.high_watermark
         if start_offset == self.next_offset and self.tail:
-            self.roll(now_ms)
+            # Without room for a new segment, the old one just stays for longer.
+            with suppress(OSError):
+                self.roll(now_ms)
             if self.high_watermark == self.active.base_offset:
                 self.visible = (self.active, 0)
         self.start_offset = start_offset
@@ -568,7 +572,7 @@ class Partition:
         keep: list[Doomed] = []
         swept = 0
         for doomed in self.doomed:
-            if doomed.since > before or doomed.segment.readers:
+            if doomed.since >= before or doomed.segment.readers:
                 keep.append(doomed)
                 continue
             doomed.segment.close()

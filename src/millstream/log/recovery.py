@@ -26,9 +26,10 @@ from crc32c import crc32c
 from millstream.errors import BatchInvalid
 from millstream.log import batch as batches
 from millstream.log.checks import BLOCK_BYTES, BlockChecks
-from millstream.log.disk import Disk, read_file, write_all, write_file
+from millstream.log.disk import Disk, close_file, read_file, write_all, write_file
 from millstream.log.index import OffsetIndex, TimeIndex
-from millstream.log.partition import Partition, remove_segment_files
+from millstream.log.mending import bad_blocks, places_in, restore_bit, restore_epochs
+from millstream.log.partition import Doomed, Partition, PartitionId, remove_segment_files
 from millstream.log.producers import has_sequence
 from millstream.log.segment import (
     Flushed,
@@ -68,6 +69,8 @@ class Evidence:
     start_offset: int = 0
     # Read and check every byte, sealed segments too.
     is_thorough: bool = False
+    # False without a checkpoint: then the first file tells where the log starts.
+    is_start_known: bool = True
 
 
 class _Tail(NamedTuple):
@@ -86,6 +89,11 @@ class Found:
     generation: int
     size: int
     seal: Seal | None
+    # It is sealed, but its batches have to be read: nothing else tells of its producers.
+    is_read: bool = False
+
+    def is_same(self, other: Found) -> bool:
+        return (self.base_offset, self.generation) == (other.base_offset, other.generation)
 
     def covers(self, offset: int) -> bool:
         seal = self.seal
@@ -100,6 +108,7 @@ class Recovery:
         "_evidence",
         "_partition",
         "_quarantine",
+        "_quarantined",
         "_state_at",
         "_state_from",
         "disk",
@@ -123,6 +132,8 @@ class Recovery:
         # the end of each segment that has to be sealed.
         self._state_from = -1
         self._state_at: dict[int, bytes] = {}
+        # What was in quarantine before, for who wants to hear of new damage only.
+        self._quarantined: set[str] = set()
 
     def run(self, now_ms: int) -> None:
         partition, evidence = self._partition, self._evidence
@@ -130,11 +141,14 @@ class Recovery:
         start = max(evidence.start_offset, state.start_offset if state else 0)
         if state is not None:
             self._durable_to = state.next_offset
+        if evidence.is_thorough:
+            self._quarantined.update(self.disk.list_directory(self._quarantine))
         found = self._resolve_generations(self._list_logs())
         self._redo(found)
-        found = self._drop_before(self._resolve_generations(self._list_logs()), start)
+        found = self._resolve_generations(self._list_logs())
         self._restore_state(found)
-        self._open_segments(found)
+        self._drop_before(found, start)
+        self._open_segments(found, start)
         self._finish(start, now_ms)
 
     # ---- what is there
@@ -159,24 +173,36 @@ class Recovery:
                 name.endswith(SIDECARS) and name.rpartition(".")[0] not in stems
             ):
                 self.disk.unlink(path)
+                if self._evidence.is_thorough:
+                    self._note("removed", f"{name}: left over")
         return sorted(found, key=lambda one: (one.base_offset, one.generation))
 
     def _resolve_generations(self, found: list[Found]) -> list[Found]:
         kept, obsolete = resolve_generations(found)
+        if obsolete:
+            # A process that was killed may have left names that only the page cache has.
+            self.disk.sync_directory(self._partition.directory)
         for one, why in obsolete:
-            self._remove(one, why)
+            name = stem(one.base_offset, one.generation)
+            remove_segment_files(self.disk, f"{self._partition.directory}/{name}")
+            self._note("removed", f"{name}.log: {why}")
         return kept
 
-    def _drop_before(self, found: list[Found], start: int) -> list[Found]:
-        """Take away segments that a trim removed: those that end at or before the start."""
+    def _drop_before(self, found: list[Found], start: int) -> None:
+        """Let go of segments that a trim removed: those that end at or before the start. What
+        they say of producers still counts, so their files stay until the next checkpoint."""
         while len(found) > 1 and found[1].base_offset <= start:
-            self._remove(found.pop(0), "before the start of the log")
-        return found
+            one = found.pop(0)
+            segment = Segment(self.disk, self._partition.directory, one.base_offset, one.generation)
+            if one.seal is None or one.is_read:
+                self._scan(segment, one)
+            self._doom(segment)
 
-    def _remove(self, one: Found, why: str) -> None:
-        name = stem(one.base_offset, one.generation)
-        remove_segment_files(self.disk, f"{self._partition.directory}/{name}")
-        self._note("removed", f"{name}.log: {why}")
+    def _doom(self, segment: Segment) -> None:
+        segment.close()
+        self._partition.doomed.append(Doomed(segment, 0.0))
+        name = stem(segment.base_offset, segment.generation)
+        self._note("removed", f"{name}.log: before the start of the log")
 
     # ---- the journal
 
@@ -200,7 +226,7 @@ class Recovery:
                 self.disk.sync(file)
         finally:
             for file in files.values():
-                self.disk.close(file)
+                close_file(self.disk, file)
 
     # ---- the segments
 
@@ -208,6 +234,7 @@ class Recovery:
         """The newest snapshot there is: the checkpoint's, or that of a segment sealed since."""
         known = self._evidence.state
         newest = -1
+        without: list[Found] = []
         restored = decode_state(known.state) if known else None
         if known is not None and restored is not None:
             newest = known.next_offset
@@ -219,75 +246,158 @@ class Recovery:
             snapshot = decode_state(data) if crc32c(data) == one.seal.state_crc else None
             if snapshot is not None:
                 restored, newest = snapshot, one.seal.next_offset
+            else:
+                without.append(one)
+        for one in without:
+            one.is_read = one.seal is not None and one.seal.next_offset > newest
         if restored is not None:
             self._partition.producers, self._partition.epochs = restored
         self._state_from = newest
 
-    def _open_segments(self, found: list[Found]) -> None:
+    def _open_segments(self, found: list[Found], start: int) -> None:
         """Go through the files in order; `end` is where the log has got to."""
         end = found[0].base_offset if found else 0
+        if self._evidence.is_start_known:
+            end = min(end, start)
         pending = list(found)
         while pending:
             one = pending.pop(0)
             if one.base_offset < end:
                 self._set_aside(one, "overlaps the segment before")
                 continue
-            is_known = one.seal is not None or one.base_offset < self._durable_to
+            is_known = one.seal is not None or self._is_known(one.base_offset)
             if one.base_offset > end and not is_known:
                 # Nothing says that this was ever durable, and what comes before it is lost.
                 self._set_aside(one, f"follows a tail that was lost at offset {end}")
                 continue
-            if one.base_offset > end:
+            if one.base_offset > end and not self._is_old_gap(end):
                 self._note("gap", f"offsets {end} to {one.base_offset - 1} are missing")
             segment = self._open_segment(one, pending)
-            self._partition.segments.append(segment)
-            self._state_at[segment.base_offset] = self._partition.encode_state()
+            self._state_at[segment.base_offset] = self._state_of(one)
             end = segment.next_offset
+
+    def _is_known(self, base_offset: int) -> bool:
+        """Whether a segment was there durably: something in it was, or the checkpoint names it."""
+        state = self._evidence.state
+        is_named = state is not None and state.segment == base_offset
+        return is_named or base_offset < self._durable_to
 
     def _open_segment(self, one: Found, pending: list[Found]) -> Segment:
         partition = self._partition
         segment = Segment(self.disk, partition.directory, one.base_offset, one.generation)
         segment.intervals = partition.settings.intervals
-        if one.seal is not None and not self._evidence.is_thorough:
+        partition.segments.append(segment)
+        if one.seal is not None and not self._evidence.is_thorough and not one.is_read:
             segment.size, segment.next_offset = one.seal.size, one.seal.next_offset
             segment.max_timestamp = one.seal.max_timestamp
             segment.sealed = True
             return segment
         scan = self._scan(segment, one)
+        suspect_bytes = 0
+        if self._evidence.is_thorough:
+            scan, suspect_bytes = self._recheck(segment, one, scan)
         if one.generation:
             # Compaction may have emptied the end, which then has no batch to tell of it.
             covered = one.seal.next_offset if one.seal else 0
             follows = pending[0].base_offset if pending else 0
             segment.next_offset = max(segment.next_offset, covered or follows)
         if scan.end < one.size:
-            self._cut_tail(segment, scan, one, pending)
-        elif one.seal is not None and self._is_seal_right(segment, one.seal, scan):
-            self.disk.close(scan.file)
+            self._cut_tail(segment, scan, one, pending, suspect_bytes)
+        elif one.seal is not None and not self._wrong_parts(segment, one.seal, scan):
+            close_file(self.disk, scan.file)
             segment.loaded = None
             segment.size, segment.next_offset = one.seal.size, one.seal.next_offset
             segment.max_timestamp = one.seal.max_timestamp
             segment.sealed = True
         elif one.seal is not None:
-            self._note("seal rebuilt", f"{stem(one.base_offset, one.generation)}.log")
+            wrong = ", ".join(self._wrong_parts(segment, one.seal, scan))
+            name = stem(one.base_offset, one.generation)
+            self._note("seal rebuilt", f"{name}.log: {wrong} did not fit it")
+        if self._evidence.is_thorough and not segment.sealed:
+            # It may go on as the active segment, and must not have a seal then.
+            self._drop_seal(segment)
         return segment
 
-    def _is_seal_right(self, segment: Segment, seal: Seal, scan: Scanner) -> bool:
-        indexes = [
-            crc32c(read_file(self.disk, segment.path + suffix) or b"")
-            for suffix in (".index", ".timeindex", ".state")
+    def _recheck(self, segment: Segment, one: Found, scan: Scanner) -> tuple[Scanner, int]:
+        """Look for damage that only block checksums tell. Answers the scan that counts, and how
+        many bytes behind its end look right and cannot be trusted."""
+        expected = self._known_checks(segment, one)
+        bad = bad_blocks(self.disk, scan.file, expected) if expected else []
+        if expected is None or not bad:
+            return scan, 0
+        name = f"{stem(one.base_offset, one.generation)}.log"
+        exact = one.generation == 0
+        for block in list(bad):
+            position = restore_bit(scan, block, expected, exact=exact)
+            if position is not None:
+                bad.remove(block)
+                self._note("bit restored", f"{name} at {position}: it was flipped")
+                scan = self._scan_again(segment, one, scan)
+        for block in bad:
+            places, end = places_in(self.disk, scan.file, block)
+            if places and exact:
+                count = restore_epochs(self.disk, scan.file, places, self._partition.epochs)
+                if count:
+                    self._note("epoch restored", f"{name} at {places[0].position}: {count} batches")
+                    scan = self._scan_again(segment, one, scan)
+            elif places and scan.end > places[0].position:
+                first = places[0].position
+                limited = Found(one.base_offset, one.generation, first, one.seal)
+                return self._scan_again(segment, limited, scan), end - first
+        return scan, 0
+
+    def _known_checks(self, segment: Segment, one: Found) -> BlockChecks | None:
+        """The block checksums of the seal, or of the checkpoint for the segment it knows."""
+        state = self._evidence.state
+        if one.seal is not None:
+            return one.seal.checks
+        if state is None or state.segment != one.base_offset or one.generation:
+            return None
+        if self._flushed(segment, state) is None:
+            self._note("index rebuilt", f"{stem(segment.base_offset)}.log")
+        return BlockChecks(state.checks_whole, state.checks_partial, state.size)
+
+    def _scan_again(self, segment: Segment, one: Found, scan: Scanner) -> Scanner:
+        self.disk.sync(scan.file)
+        close_file(self.disk, scan.file)
+        return self._scan(segment, one)
+
+    def _state_of(self, one: Found) -> bytes:
+        """The state for a segment's seal: what was sealed, or what the batches so far add up to."""
+        if one.seal is not None and self._evidence.is_thorough:
+            path = f"{self._partition.directory}/{stem(one.base_offset, one.generation)}"
+            data = read_file(self.disk, path + ".state")
+            if data is not None and crc32c(data) == one.seal.state_crc:
+                return data
+        return self._partition.encode_state()
+
+    def _wrong_parts(self, segment: Segment, seal: Seal, scan: Scanner) -> list[str]:
+        """The files that are not what was sealed."""
+        sums = {".index": seal.index_crc, ".timeindex": seal.time_crc, ".state": seal.state_crc}
+        wrong = [
+            suffix
+            for suffix, crc in sums.items()
+            if crc32c(read_file(self.disk, segment.path + suffix) or b"") != crc
         ]
-        return (
-            indexes == [seal.index_crc, seal.time_crc, seal.state_crc]
-            and scan.checks.whole == seal.checks.whole
-            and scan.checks.partial == seal.checks.partial
-        )
+        actual, right = scan.checks, seal.checks
+        if actual.whole != right.whole or actual.partial != right.partial:
+            wrong.append(".log")
+        return wrong
+
+    def _drop_seal(self, segment: Segment) -> None:
+        if self.disk.size_of(segment.path + ".seal") is not None:
+            self.disk.unlink(segment.path + ".seal")
 
     def _scan(self, segment: Segment, one: Found) -> Scanner:
         """From the checkpoint on when it knows this segment, else from the first byte."""
         file = self.disk.open(segment.path + ".log", "write")
         scan = Scanner(self.disk, file, segment.base_offset, segment.intervals)
-        trusted = self._trusted(segment, scan, one)
-        scan.run(one.size, exact=one.generation == 0, visit=self._visit)
+        try:
+            trusted = self._trusted(segment, scan, one)
+            scan.run(one.size, exact=one.generation == 0, visit=self._visit)
+        except OSError:
+            close_file(self.disk, file)
+            raise
         verified = bytearray((trusted or 0) // BLOCK_BYTES)
         loaded = Loaded(file, scan.index, scan.times, scan.checks, verified, len(verified))
         segment.adopt(loaded, scan)
@@ -317,15 +427,11 @@ class Recovery:
         checks = BlockChecks(state.checks_whole, state.checks_partial, state.size)
         block = state.size // BLOCK_BYTES
         partial = self.disk.read(scan.file, state.size - block * BLOCK_BYTES, block * BLOCK_BYTES)
-        index = _read_entries(self.disk, segment.path + ".index", 8 * state.index_count)
-        times = _read_entries(self.disk, segment.path + ".timeindex", 12 * state.time_count)
-        if (
-            not checks.is_right(block, partial)
-            or crc32c(index) != state.index_crc
-            or crc32c(times) != state.time_crc
-        ):
+        flushed = self._flushed(segment, state)
+        if flushed is None or not checks.is_right(block, partial):
             self._note("index rebuilt", f"{stem(segment.base_offset)}.log")
             return None
+        index, times = flushed
         scan.index = OffsetIndex.decode(index) or OffsetIndex()
         scan.times = TimeIndex.decode(times) or TimeIndex()
         scan.checks = checks
@@ -333,12 +439,21 @@ class Recovery:
         scan.max_timestamp = state.max_timestamp
         return state.size
 
+    def _flushed(self, segment: Segment, state: PartitionState) -> tuple[bytes, bytes] | None:
+        """The indexes as far as the checkpoint knows them; None when they are not those."""
+        index = _read_entries(self.disk, segment.path + ".index", 8 * state.index_count)
+        times = _read_entries(self.disk, segment.path + ".timeindex", 12 * state.time_count)
+        if crc32c(index) != state.index_crc or crc32c(times) != state.time_crc:
+            return None
+        return index, times
+
     def _visit(self, header: Header) -> None:
         """What a batch found by the scan means for producers and epochs."""
         partition = self._partition
         self.max_epoch = max(self.max_epoch, header.leader_epoch)
         if header.base_offset < self._state_from:
             return
+        self._state_from = header.next_offset
         if not partition.epochs or partition.epochs[-1][0] < header.leader_epoch:
             partition.epochs.append((header.leader_epoch, header.base_offset))
         if has_sequence(header):
@@ -346,22 +461,33 @@ class Recovery:
 
     # ---- tails and damage
 
-    def _cut_tail(self, segment: Segment, scan: Scanner, one: Found, pending: list[Found]) -> None:
+    def _cut_tail(
+        self,
+        segment: Segment,
+        scan: Scanner,
+        one: Found,
+        pending: list[Found],
+        suspect_bytes: int,
+    ) -> None:
         """Bytes after the last good batch: a torn tail, or damage when more was durable."""
-        tail = self._read_tail(scan, one)
+        tail = self._read_tail(scan, one, suspect_bytes)
         name = stem(segment.base_offset, segment.generation)
         is_damage = scan.next_offset < self._durable_to or one.seal is not None
         if is_damage and tail.resumes_at >= 0:
             rest = tail.data[tail.resumes_at :]
             piece = Found(tail.resumes_with, one.generation, len(rest), None)
-            path = f"{self._partition.directory}/{stem(piece.base_offset, piece.generation)}.log"
-            write_file(self.disk, path, rest)
-            pending.insert(0, piece)
+            path = f"{self._partition.directory}/{stem(piece.base_offset, piece.generation)}"
+            # A recovery that was interrupted may have left it there, half done.
+            remove_segment_files(self.disk, path)
+            write_file(self.disk, path + ".log", rest)
+            pending[:] = [piece, *(other for other in pending if not other.is_same(piece))]
             segment.next_offset = scan.next_offset
             self._durable_to = max(self._durable_to, tail.resumes_with + 1)
             self._quarantine_bytes(scan.next_offset, tail.data[: tail.resumes_at])
             self._note("damage", f"{name}.log at {scan.end}: {tail.resumes_at} bytes")
         elif is_damage or tail.resumes_at >= 0:
+            if is_damage:
+                segment.next_offset = scan.next_offset
             self._quarantine_bytes(scan.next_offset, tail.data)
             self._note("quarantined", f"{name}.log at {scan.end}: {len(tail.data)} bytes")
         else:
@@ -369,9 +495,9 @@ class Recovery:
         assert segment.loaded is not None
         self.disk.truncate(segment.loaded.file, scan.end)
 
-    def _read_tail(self, scan: Scanner, one: Found) -> _Tail:
+    def _read_tail(self, scan: Scanner, one: Found, suspect_bytes: int) -> _Tail:
         data = self.disk.read(scan.file, one.size - scan.end, scan.end)
-        return _Tail(data, *find_batch(data, scan.next_offset))
+        return _Tail(data, *find_batch(data, scan.next_offset, max(suspect_bytes, 1)))
 
     def _set_aside(self, one: Found, why: str) -> None:
         path = f"{self._partition.directory}/{stem(one.base_offset, one.generation)}"
@@ -383,8 +509,14 @@ class Recovery:
 
     def _quarantine_bytes(self, offset: int, data: bytes) -> None:
         partition = self._partition
-        name = f"{partition.id.topic}@{partition.uuid.hex()}.{partition.id.number}.{offset:020d}"
-        write_file(self.disk, f"{self._quarantine}/{name}", data)
+        name = quarantine_name(partition.id, partition.uuid, offset)
+        path = f"{self._quarantine}/{name}"
+        before, copies = read_file(self.disk, path), 0
+        while before is not None and before != data:
+            # Other bytes were lost at this offset before; those stay too.
+            copies += 1
+            before = read_file(self.disk, f"{path}.{copies}")
+        write_file(self.disk, f"{path}.{copies}" if copies else path, data)
 
     # ---- the end
 
@@ -400,13 +532,13 @@ class Recovery:
         elif not partition.segments or partition.segments[-1].sealed:
             self._begin_at(end, now_ms)
         while len(partition.segments) > 1 and partition.segments[1].base_offset <= start:
-            trimmed = partition.segments.pop(0)
-            trimmed.close()
-            remove_segment_files(self.disk, trimmed.path)
+            self._doom(partition.segments.pop(0))
         partition.start_offset = max(start, partition.segments[0].base_offset)
         for segment in partition.segments[:-1]:
             if not segment.sealed:
                 self._seal(segment)
+        if self._evidence.is_thorough:
+            self._mark_gaps()
         partition.compacted_to = max(
             (one.next_offset for one in partition.segments if one.generation), default=0
         )
@@ -436,6 +568,21 @@ class Recovery:
         seal_job(segment, self._state_at[segment.base_offset]).run()
         segment.sealed = True
         segment.close()
+        name = f"{stem(segment.base_offset, segment.generation)}.log"
+        is_told = any(finding.detail.startswith(name) for finding in self.findings)
+        if self._evidence.is_thorough and not is_told:
+            self._note("sealed", f"{name}: there was no seal that could be read")
+
+    def _is_old_gap(self, first: int) -> bool:
+        return quarantine_name(self._partition.id, self._partition.uuid, first) in self._quarantined
+
+    def _mark_gaps(self) -> None:
+        """Leave a mark in quarantine for a gap of which no byte was left, so that it is known."""
+        partition = self._partition
+        for first, _ in partition.gaps():
+            name = quarantine_name(partition.id, partition.uuid, first)
+            if self.disk.size_of(f"{self._quarantine}/{name}") is None:
+                self._quarantine_bytes(first, b"")
 
     def _note(self, what: str, detail: str) -> None:
         self.has_changed = True
@@ -448,6 +595,11 @@ def partition_is_new(evidence: Evidence) -> bool:
     return state is None or evidence.start_offset > state.start_offset
 
 
+def quarantine_name(id: PartitionId, uuid: bytes, offset: int) -> str:
+    """Of a long topic name only the start, so that it fits; the UUID tells the rest."""
+    return f"{id.topic[:150]}@{uuid.hex()}.{id.number}.{offset:020d}"
+
+
 def _read_entries(disk: Disk, path: str, size: int) -> bytes:
     if disk.size_of(path) is None:
         return b""
@@ -455,7 +607,7 @@ def _read_entries(disk: Disk, path: str, size: int) -> bytes:
     try:
         return disk.read(file, size, 0)
     finally:
-        disk.close(file)
+        close_file(disk, file)
 
 
 def resolve_generations(found: list[Found]) -> tuple[list[Found], list[tuple[Found, str]]]:
@@ -481,11 +633,11 @@ def _has_source(found: list[Found], one: Found) -> bool:
     )
 
 
-def find_batch(data: bytes, next_offset: int) -> tuple[int, int]:
+def find_batch(data: bytes, next_offset: int, start: int = 1) -> tuple[int, int]:
     """Position and offset of the first good batch behind the bad one at the start; -1 without."""
     view = memoryview(data)
     # A header has its magic, 2, at byte 16: look only where that holds.
-    at = data.find(b"\x02", 17) - 16
+    at = data.find(b"\x02", start + 16) - 16
     while at > 0:
         try:
             header = batches.read_header(view, at)

@@ -25,6 +25,7 @@ The seal is one struct, then the block checksums, then a CRC-32C of all that:
 
 from __future__ import annotations
 
+import os
 import struct
 from array import array
 from dataclasses import dataclass
@@ -35,8 +36,8 @@ from crc32c import crc32c
 from millstream.errors import BatchInvalid, LogDamaged
 from millstream.log import batch as batches
 from millstream.log.checks import BLOCK_BYTES, BlockChecks
-from millstream.log.disk import Disk, read_file, write_all, write_file
-from millstream.log.index import NO_TIMESTAMP, OffsetIndex, TimeIndex
+from millstream.log.disk import Disk, close_file, read_file, sync_written, write_all, write_file
+from millstream.log.index import NO_TIMESTAMP, SPAN_MAX, OffsetIndex, TimeIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -182,7 +183,11 @@ class Segment:
     def create(self, now_ms: int, intervals: Intervals) -> None:
         """Make the file of a new active segment."""
         file = self.disk.open(self.path + ".log", "create")
-        self.disk.truncate(file, 0)
+        try:
+            self.disk.truncate(file, 0)
+        except OSError:
+            close_file(self.disk, file)
+            raise
         self.loaded = Loaded(file, OffsetIndex(), TimeIndex(), BlockChecks(), bytearray())
         self.created_ms = now_ms
         self.intervals = intervals
@@ -201,7 +206,7 @@ class Segment:
         try:
             index, times = self._load_indexes(file, seal)
         except BaseException:
-            self.disk.close(file)
+            close_file(self.disk, file)
             raise
         blocks = -(-seal.size // BLOCK_BYTES)
         return Loaded(file, index, times, seal.checks, bytearray(blocks), blocks)
@@ -221,14 +226,14 @@ class Segment:
         if self.loaded is None:
             self.loaded = loaded
         else:
-            self.disk.close(loaded.file)
+            close_file(self.disk, loaded.file)
 
     def close(self) -> None:
         """Close the file; when a thread is at work on it, as soon as that is done."""
         if self.readers:
             self.is_retired = True
         elif self.loaded is not None:
-            self.disk.close(self.loaded.file)
+            close_file(self.disk, self.loaded.file)
             self.loaded = None
 
     def hold(self) -> None:
@@ -458,12 +463,17 @@ class Scanner:
             data = self.disk.read(self.file, min(want, size - self.end), self.end)
             found = batches.scan(data, 0, self.next_offset, exact=exact)
             for at, header in found.batches:
+                if header.next_offset - self.base_offset > SPAN_MAX:
+                    # Only damage goes so far, and an index entry could not hold it.
+                    self.checks.extend(memoryview(data)[:at])
+                    self.end += at
+                    return
+                self.next_offset = header.next_offset
                 self._note(header, self.end + at)
                 if visit is not None:
                     visit(header)
             self.checks.extend(memoryview(data)[: found.end])
             self.end += found.end
-            self.next_offset = found.next_offset
             if found.reason == "invalid":
                 return
             if not found.batches:
@@ -492,8 +502,8 @@ class SealJob:
     """All that sealing takes, as of the moment the segment got its last batch, so that a thread
     can do it while the partition goes on.
 
-    1. sync the log, 2. write and sync the indexes and the state, 3. write the seal in
-    one step. A crash before 3 leaves an unsealed segment, which recovery scans and seals.
+    1. sync the log, 2. write and sync the indexes, the state and their names, 3. write the seal
+    in one step. A crash before 3 leaves an unsealed segment, which recovery scans and seals.
     """
 
     disk: Disk
@@ -509,13 +519,15 @@ class SealJob:
     state: bytes
 
     def run(self) -> None:
-        self.disk.sync(self.file)
+        sync_written(self.disk, self.file)
         for suffix, content in (
             (".index", self.index),
             (".timeindex", self.times),
             (".state", self.state),
         ):
             write_cache(self.disk, self.path + suffix, content)
+        # A seal that survives a crash must not survive alone.
+        self.disk.sync_directory(os.path.dirname(self.path))
         write_file(self.disk, self.path + ".seal", self._seal())
 
     def _seal(self) -> bytes:
@@ -580,7 +592,7 @@ def write_cache(disk: Disk, path: str, content: bytes) -> None:
         write_all(disk, file, [content], 0)
         disk.sync(file)
     finally:
-        disk.close(file)
+        close_file(disk, file)
 
 
 def _is_time_entry(times: TimeIndex, timestamp: int, intervals: Intervals) -> bool:

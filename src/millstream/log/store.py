@@ -13,10 +13,12 @@ topics that are being made or taken away, and have no `@` in their names.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import uuid as uuids
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -26,6 +28,7 @@ from millstream.errors import (
     FormatUnsupported,
     PartitionCountInvalid,
     PartitionUnknown,
+    StorageFailed,
     StoreLocked,
     TopicExists,
     TopicNameInvalid,
@@ -39,7 +42,7 @@ from millstream.log.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from millstream.log.disk import Disk, read_file, write_all, write_file
+from millstream.log.disk import Disk, close_file, read_file, write_all, write_file
 from millstream.log.journal import Damage, Journal, Kind
 from millstream.log.partition import Partition, PartitionId, PartitionSettings, SyncJob
 from millstream.log.recovery import Evidence, Finding, Recovery
@@ -57,6 +60,11 @@ PARTITIONS_MAX = 10_000
 # Ids are given out from blocks of this size, so that most need no append.
 PRODUCER_ID_BLOCK = 1000
 UUID_DIGITS = re.compile(r"[0-9a-f]{32}")
+# File systems take names of 255 bytes. Beside the `@` and the UUID, this much of a topic's name
+# fits; of a longer one all but the rest, which is the name of an empty directory inside.
+TOPIC_NAME_ROOM = 255 - 33
+CUT_MARK = "~"
+REST_PREFIX = "+"
 
 
 class Topic(NamedTuple):
@@ -80,6 +88,8 @@ class StoreOptions:
 class FlushJob(NamedTuple):
     """The new entries of an active segment's indexes, for their files."""
 
+    segment: Segment
+    before: Flushed
     path: str
     entries: bytes
     entries_at: int
@@ -110,8 +120,12 @@ class CheckpointJob:
         write_checkpoint(self.disk, self.path, self.checkpoint)
 
     def abandon(self) -> None:
+        """It failed: the next one has to do all of it."""
+        for flush in self.flushes:
+            flush.segment.flushed = flush.before
         for sync in self.syncs:
             sync.abandon()
+            sync.partition.changed = True
 
 
 class Store:
@@ -168,13 +182,21 @@ class Store:
         self.disk.make_directory(building)
         for number in range(partitions):
             self.disk.make_directory(f"{building}/{number}")
+        if len(name) > TOPIC_NAME_ROOM:
+            self.disk.make_directory(f"{building}/{REST_PREFIX}{name[TOPIC_NAME_ROOM - 1 :]}")
         self.disk.sync_directory(building)
-        final = self._topic_path(name, uuid)
-        self.disk.rename(building, final)
-        self.disk.sync_directory(f"{self.root}/topics")
+        self.disk.rename(building, self._topic_path(name, uuid))
         topic = Topic(name, uuid, 0)
-        self.topics[name] = topic
-        return self._open_new(topic, partitions, settings, now_ms)
+        try:
+            self.disk.sync_directory(f"{self.root}/topics")
+            return self._open_new(topic, partitions, settings, now_ms)
+        except OSError as error:
+            try:
+                self._take_out(self.topics.get(name, topic))
+            except OSError:
+                # Made again under another UUID, there would be two of that name.
+                raise StorageFailed(f"whether {name} is there is not known: {error}") from error
+            raise
 
     def alter_topic(
         self, name: str, settings: PartitionSettings | None, partitions: int | None, now_ms: int
@@ -219,12 +241,20 @@ class Store:
         """Take a topic out of the store in one step. Its files are under the path that is given
         back, for `remove_topic_files`; after a crash the next start takes them away."""
         topic = self._topic(name)
+        gone = self._take_out(topic)
+        try:
+            self.disk.sync_directory(f"{self.root}/topics")
+        except OSError as error:
+            raise StorageFailed(f"whether {name} is deleted is not known: {error}") from error
+        return gone
+
+    def _take_out(self, topic: Topic) -> str:
+        """Rename a topic away, and forget it. Where it is now."""
         gone = f"{self.root}/topics/gone-{topic.uuid.hex()}"
-        self.disk.rename(self._topic_path(name, topic.uuid), gone)
-        self.disk.sync_directory(f"{self.root}/topics")
-        del self.topics[name]
+        self.disk.rename(self._topic_path(topic.name, topic.uuid), gone)
+        self.topics.pop(topic.name, None)
         for number in range(topic.partitions):
-            self.partitions.pop(PartitionId(name, number)).close()
+            self.partitions.pop(PartitionId(topic.name, number)).close()
             self._states.pop((topic.uuid, number), None)
         return gone
 
@@ -238,7 +268,7 @@ class Store:
         return topic
 
     def _topic_path(self, name: str, uuid: bytes) -> str:
-        return f"{self.root}/topics/{name}@{uuid.hex()}"
+        return f"{self.root}/topics/{topic_directory(name, uuid)}"
 
     def _new_partition(self, topic: Topic, number: int, settings: PartitionSettings) -> Partition:
         return Partition(
@@ -291,7 +321,11 @@ class Store:
 
     def checkpoint(self, now_ms: int) -> None:
         job = self.begin_checkpoint(now_ms)
-        job.run()
+        try:
+            job.run()
+        except BaseException:
+            job.abandon()
+            raise
         self.finish_checkpoint(job)
 
     # ---- the end
@@ -301,7 +335,7 @@ class Store:
         for partition in self.partitions.values():
             partition.close()
         self.journal.close()
-        self.disk.close(self._lock)
+        close_file(self.disk, self._lock)
 
 
 def open_store(disk: Disk, root: str, now_ms: int, options: StoreOptions) -> Store:
@@ -328,12 +362,15 @@ def _recover(store: Store, now_ms: int) -> None:
     evidence = _gather(store, checkpoint)
     max_epoch = checkpoint.leader_epoch if checkpoint else -1
     for topic, numbers in list_topics(disk, root):
+        if any((topic.uuid, number) not in evidence for number in numbers):
+            # Somebody who was killed made them, and may not have come to syncing their names.
+            disk.sync_directory(store._topic_path(topic.name, topic.uuid))
         for number in numbers:
-            partition = store._new_partition(  # noqa: SLF001
-                topic, number, store.options.settings_for(topic.name)
-            )
+            partition = store._new_partition(topic, number, store.options.settings_for(topic.name))
             known = evidence.get((topic.uuid, number), Evidence())
             known.is_thorough = store.options.is_thorough or checkpoint is None
+            known.is_start_known = checkpoint is not None
+            store.partitions[partition.id] = partition
             recovery = Recovery(partition, known, f"{root}/quarantine")
             recovery.run(now_ms)
             store.findings.extend(recovery.findings)
@@ -342,12 +379,13 @@ def _recover(store: Store, now_ms: int) -> None:
                 store._states[topic.uuid, number] = known.state
             if checkpoint is None:
                 max_epoch = max(max_epoch, recovery.max_epoch)
-            store.partitions[partition.id] = partition
         store.topics[topic.name] = topic._replace(partitions=len(numbers))
     store.leader_epoch = max_epoch + 1
     for partition in store.partitions.values():
         partition.leader_epoch = store.leader_epoch
     store.checkpoint(now_ms)
+    for partition in store.partitions.values():
+        partition.sweep(math.inf)
     for name in disk.list_directory(f"{root}/journal"):
         if name.endswith((".journal", ".new")):
             disk.unlink(f"{root}/journal/{name}")
@@ -363,6 +401,7 @@ def _gather(store: Store, checkpoint: Checkpoint | None) -> dict[tuple[bytes, in
         store.next_producer_id = checkpoint.next_producer_id
         for state in checkpoint.partitions:
             evidence[state.uuid, state.partition] = Evidence(state)
+    _sync_journal(store.disk, directory)
     for frame in journals.read_frames(store.disk, directory, start):
         if isinstance(frame, Damage):
             detail = f"frames between positions {frame.start} and {frame.end} cannot be read"
@@ -388,6 +427,18 @@ def _gather(store: Store, checkpoint: Checkpoint | None) -> dict[tuple[bytes, in
         store.disk, directory, position=position, file_bytes=store.options.journal_file_bytes
     )
     return evidence
+
+
+def _sync_journal(disk: Disk, directory: str) -> None:
+    """After a kill, the last frame may be in the page cache alone. It must not be written to one
+    segment and then, after a power failure, be gone before it is written to the next."""
+    for name in journals.journal_files(disk, directory):
+        file = disk.open(name.path, "write")
+        try:
+            disk.sync(file)
+        finally:
+            close_file(disk, file)
+    disk.sync_directory(directory)
 
 
 def _quarantine_journal(store: Store, damage: Damage) -> None:
@@ -427,11 +478,13 @@ def _prepare(disk: Disk, root: str) -> int:
             if name not in names:
                 disk.make_directory(f"{root}/{name}")
         disk.sync_directory(root)
+        # Whether a topic is there, or gone, must not change any more once we go by it.
+        disk.sync_directory(f"{root}/topics")
         for name in disk.list_directory(f"{root}/topics"):
             if name.startswith(("new-", "gone-")) and "@" not in name:
                 _remove_tree(disk, f"{root}/topics/{name}")
     except BaseException:
-        disk.close(lock)
+        close_file(disk, lock)
         raise
     return lock
 
@@ -442,7 +495,11 @@ def list_topics(disk: Disk, root: str) -> Iterator[tuple[Topic, list[int]]]:
         if not at or not UUID_DIGITS.fullmatch(digits):
             continue
         path = f"{root}/topics/{name}"
-        numbers = sorted(int(one) for one in disk.list_directory(path) if one.isdecimal())
+        inside = disk.list_directory(path)
+        if topic.endswith(CUT_MARK):
+            rest = [one[len(REST_PREFIX) :] for one in inside if one.startswith(REST_PREFIX)]
+            topic = "".join([topic[:-1], *rest])
+        numbers = sorted(int(one) for one in inside if one.isdecimal())
         # Partitions are added in order; what follows a gap was never answered for.
         whole = [number for at_, number in enumerate(numbers) if at_ == number]
         yield Topic(topic, bytes.fromhex(digits), len(whole)), whole
@@ -456,6 +513,13 @@ def store_locked(disk: Disk, root: str) -> StoreLocked:
         path=root,
         pid=pid,
     )
+
+
+def topic_directory(name: str, uuid: bytes) -> str:
+    """The name of a topic's directory."""
+    if len(name) > TOPIC_NAME_ROOM:
+        name = name[: TOPIC_NAME_ROOM - 1] + CUT_MARK
+    return f"{name}@{uuid.hex()}"
 
 
 def check_topic_name(name: str) -> None:
@@ -491,13 +555,15 @@ def new_uuid() -> bytes:
 
 
 def _make_path(disk: Disk, path: str) -> None:
+    """The name of one that is there already is synced too: who made it may have been killed."""
     parent = os.path.dirname(path)
-    if disk.size_of(path) is not None:
+    if parent == path:
         return
-    if parent != path:
+    if disk.size_of(path) is None:
         _make_path(disk, parent)
-    disk.make_directory(path)
-    disk.sync_directory(parent)
+        disk.make_directory(path)
+    with suppress(PermissionError):
+        disk.sync_directory(parent)
 
 
 def _remove_tree(disk: Disk, path: str) -> None:
@@ -515,8 +581,7 @@ def _remove_tree(disk: Disk, path: str) -> None:
 
 
 def _begin_flush(segment: Segment) -> FlushJob | None:
-    """What the index files lack. They count from here on: a checkpoint that fails ends the
-    store, and one that is not written leaves older counts in the old one."""
+    """What the index files lack. They count from here on, unless the checkpoint fails."""
     loaded, done = segment.loaded, segment.flushed
     assert loaded is not None
     if len(loaded.index) == done.index_count and len(loaded.times) == done.time_count:
@@ -529,7 +594,9 @@ def _begin_flush(segment: Segment) -> FlushJob | None:
         len(loaded.times),
         crc32c(times, done.time_crc),
     )
-    return FlushJob(segment.path, index, 8 * done.index_count, times, 12 * done.time_count)
+    return FlushJob(
+        segment, done, segment.path, index, 8 * done.index_count, times, 12 * done.time_count
+    )
 
 
 def _extend(disk: Disk, path: str, content: bytes, position: int) -> None:
@@ -538,4 +605,4 @@ def _extend(disk: Disk, path: str, content: bytes, position: int) -> None:
         write_all(disk, file, [content], position)
         disk.sync(file)
     finally:
-        disk.close(file)
+        close_file(disk, file)

@@ -13,9 +13,9 @@ from millstream.log import batch as batches
 from millstream.log.disk import Disk, read_file
 from millstream.log.journal import journal_files
 from millstream.log.offline import PartitionFiles, Survey, partition_files, survey
-from millstream.log.recovery import SIDECARS
+from millstream.log.recovery import SIDECARS, quarantine_name
 from millstream.log.segment import parse_log_name, stem
-from millstream.log.store import FORMAT, Topic
+from millstream.log.store import FORMAT, REST_PREFIX, Topic, list_topics, topic_directory
 from millstream.log.verify_segment import Remark, SegmentCheck, Severity, Tally
 
 __all__ = ["Remark", "Severity", "Tally", "log_bytes", "verify"]
@@ -48,13 +48,12 @@ def verify(
 def log_bytes(disk: Disk, root: str) -> int:
     """How much `progress` will be told of, about."""
     total = 0
-    found = Survey(root, survey(disk, root).disk, (None, None))
-    for topic, numbers in found.topics():
+    for topic, numbers in list_topics(disk, root):
         for number in numbers:
-            directory = f"{root}/topics/{topic.name}@{topic.uuid.hex()}/{number}"
+            directory = f"{root}/topics/{topic_directory(topic.name, topic.uuid)}/{number}"
             total += sum(
-                found.disk.size_of(f"{directory}/{name}") or 0
-                for name in found.disk.list_directory(directory)
+                disk.size_of(f"{directory}/{name}") or 0
+                for name in disk.list_directory(directory)
                 if parse_log_name(name)
             )
     return total
@@ -147,7 +146,7 @@ def _check_topics(found: Survey) -> Iterator[Remark]:
     directories = _names(found, "topics")
     named: dict[str, str] = {}
     for topic, numbers in found.topics() if directories else ():
-        directory = f"{topic.name}@{topic.uuid.hex()}"
+        directory = topic_directory(topic.name, topic.uuid)
         directories.remove(directory)
         if topic.name in named:
             text = f"there are two topics of this name: see topics/{named[topic.name]} too"
@@ -169,10 +168,10 @@ def _check_topics(found: Survey) -> Iterator[Remark]:
 
 
 def _check_topic(found: Survey, topic: Topic, numbers: list[int]) -> Iterator[Remark]:
-    directory = f"topics/{topic.name}@{topic.uuid.hex()}"
+    directory = f"topics/{topic_directory(topic.name, topic.uuid)}"
     expected = {str(number) for number in numbers}
     for name in _names(found, directory):
-        if name in expected:
+        if name in expected or name.startswith(REST_PREFIX):
             continue
         if name.isdecimal():
             text = f"partitions before it are missing, so it is not opened; make {len(numbers)}"
@@ -193,17 +192,18 @@ def _check_partition(
 ) -> Iterator[Remark]:
     yield from _check_names(files)
     checkpoint = found.checkpoint
-    end = max(files.start_offset, 0)
-    epoch = -1
+    state = files.evidence.state
+    end, epoch = files.start_offset, -1
     for at, one in enumerate(files.segments):
         place = f"{files.id}/{stem(one.base_offset, one.generation)}.log"
-        is_before_start = at == 0 and one.base_offset <= end
         if one.base_offset > end:
-            is_known = one.seal is not None or one.base_offset < files.durable_to
+            is_named = state is not None and state.segment == one.base_offset
+            is_known = is_named or one.seal is not None or one.base_offset < files.durable_to
             yield _gap(files, end, one.base_offset, quarantine, is_known=is_known)
-        elif one.base_offset < end and not is_before_start:
+        elif at and one.base_offset < end:
             text = f"begins at offset {one.base_offset}, but the segment before ends at {end}"
             yield Remark("error", place, 0, one.base_offset, text)
+            continue
         is_last = at == len(files.segments) - 1
         follows = files.durable_to if is_last else files.segments[at + 1].base_offset
         check = SegmentCheck(
@@ -228,7 +228,7 @@ def _check_partition(
 def _gap(
     files: PartitionFiles, first: int, after: int, quarantine: frozenset[str], *, is_known: bool
 ) -> Remark:
-    name = f"{files.id.topic}@{files.uuid.hex()}.{files.id.number}.{first:020d}"
+    name = quarantine_name(files.id, files.uuid, first)
     missing = f"offsets {first} to {after - 1} are missing"
     place = str(files.id)
     if not is_known:
@@ -246,7 +246,10 @@ def _check_names(files: PartitionFiles) -> Iterator[Remark]:
         place = f"{files.id}/{name}"
         if parse_log_name(name):
             continue
-        if name.endswith(".new") or name.endswith(SIDECARS):
+        if name.endswith(".new"):
+            text = "left over from a write that did not finish: the next start removes it"
+            yield Remark("warning", place, None, None, text)
+        elif name.endswith(SIDECARS):
             if name.rpartition(".")[0] not in stems:
                 text = "left over without its log: the next start removes it"
                 yield Remark("warning", place, None, None, text)

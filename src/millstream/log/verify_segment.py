@@ -16,7 +16,7 @@ from millstream.log.checkpoint import PartitionState
 from millstream.log.checks import BLOCK_BYTES, BlockChecks
 from millstream.log.disk import Disk, read_file
 from millstream.log.index import NO_TIMESTAMP, OffsetIndex, TimeIndex
-from millstream.log.offline import Batch, Broken, PartitionFiles, walk_log
+from millstream.log.offline import Batch, Broken, PartitionFiles, walk_log, was_durable
 from millstream.log.recovery import Found
 from millstream.log.segment import Seal, read_seal, stem
 from millstream.log.state import decode_state
@@ -118,11 +118,11 @@ class SegmentCheck:
             self._progress(len(piece.data))
             if isinstance(piece, Broken):
                 yield self._judge(piece, follows)
-                if not self._is_durable(piece):
+                if not was_durable(self._disk, self._files, self._found, piece):
                     break
             else:
                 yield from self._take(piece)
-        if not exact:
+        if not exact and self._seal is None:
             # Compaction may have emptied the end, which then has no batch to tell of it.
             self.next_offset = max(self.next_offset, follows)
         if self._seal is not None:
@@ -159,14 +159,9 @@ class SegmentCheck:
             )
             yield self._remark("error", ".log", text, batch.position, header.base_offset)
 
-    def _is_durable(self, piece: Broken) -> bool:
-        """Whether these bytes were durable once; if not, they are a tail that a crash tore."""
-        is_sealed = self._disk.size_of(self._path + ".seal") is not None
-        return is_sealed or piece.offset < self._files.durable_to
-
     def _judge(self, piece: Broken, follows: int) -> Remark:
         size = len(piece.data)
-        if not self._is_durable(piece):
+        if not was_durable(self._disk, self._files, self._found, piece):
             rest = self._found.size - piece.position
             text = f"a torn tail of {rest} bytes ({piece.reason}): the next start cuts it off"
             if piece.resumes_with >= 0:
@@ -175,10 +170,11 @@ class SegmentCheck:
         self._checks.extend(piece.data)
         self._broken.append((piece.position, piece.position + size))
         after = piece.resumes_with if piece.resumes_with >= 0 else follows
-        lost = (
-            f"offsets {piece.offset} to {after - 1} are" if after > piece.offset else "no offset is"
-        )
-        text = f"{size} bytes are no batch, {lost} lost: {piece.reason}"
+        lost = ""
+        if after > piece.offset:
+            lost = f", so offsets {piece.offset} to {after - 1} cannot be read"
+        self.next_offset = max(self.next_offset, after)
+        text = f"{size} bytes are no batch{lost}: {piece.reason}"
         return self._remark("error", ".log", text, piece.position, piece.offset)
 
     # ---- the seal
@@ -203,7 +199,7 @@ class SegmentCheck:
         is_whole = not self._broken
         end = self.next_offset
         is_end_right = seal.next_offset == end or (
-            self._found.generation > 0 and seal.next_offset >= (self._last_offset() + 1)
+            self._found.generation > 0 and seal.next_offset > end
         )
         if is_whole and (seal.base_offset != self._found.base_offset or not is_end_right):
             text = (
@@ -225,15 +221,12 @@ class SegmentCheck:
         ]
         for suffix, crc, compare in contents:
             data = read_file(self._disk, self._path + suffix)
-            if data is None:
+            if data is None and crc:
                 yield self._remark("error", suffix, "the file is missing")
-            elif crc32c(data) != crc:
+            elif crc32c(data or b"") != crc:
                 yield self._remark("error", suffix, "the file is not what was sealed")
-            elif is_whole:
+            elif is_whole and data:
                 yield from compare(data)
-
-    def _last_offset(self) -> int:
-        return self._offsets[-1] if self._offsets else self._found.base_offset
 
     def _compare_blocks(self, expected: BlockChecks, whose: str) -> Iterator[Remark]:
         """Checksums of the bytes that no batch's own CRC covers: offsets, lengths, epochs."""
