@@ -7,3 +7,4 @@ _.should_exit
 _.grpc  # `mill config show` prints every field of Settings by its name in the table
 _.kafka
 _.retriable  # clients read it
+_.peer_values  # in the JSON of `mill bench`

@@ -20,12 +20,14 @@ from bench.harness import (
     Measurement,
     NotMeasured,
     Peer,
+    Report,
     Unit,
     alternate,
     make_line,
     run_all,
 )
 from bench.log import MEASUREMENTS
+from bench.machine import look
 
 import millstream
 from broker_process import MILL, plain_environment
@@ -92,7 +94,7 @@ def test_a_line_has_a_value_or_says_why_not(report: Any) -> None:
             assert line["note"], line
         else:
             assert line["runs"] == len(line["values"]) >= 1, line
-        if line["peer_value"] is not None and line["value"] is not None:
+        if line["ratio"] is not None:
             assert line["ratio"] == pytest.approx(line["value"] / line["peer_value"], rel=0.01)
 
 
@@ -218,3 +220,23 @@ def test_what_cannot_be_measured_is_a_line_with_why(tmp_path: Path) -> None:
     assert [(line.name, line.value, line.note) for line in lines] == [
         ("x", None, "the disk is full")
     ]
+
+
+def test_a_measurement_that_breaks_leaves_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: Bench) -> list[Line]:
+        raise OSError("no such disk")
+
+    def succeed(_: Bench) -> list[Line]:
+        return [make_line("y", mode="none", unit=RATE, values=[5])]
+
+    measurements = [Measurement(("x",), fail), Measurement(("y",), succeed)]
+    bench = Bench(SMOKE, tmp_path)
+    x, y = run_all(measurements, bench, None, lambda _: None)
+    assert (x.value, x.note) == (None, "failed: OSError('no such disk')")
+    assert y.value == 5
+    machine = look(tmp_path)
+    assert Report("log", "smoke", 1.0, machine, [x, y]).has_failed
+    assert not Report("log", "smoke", 1.0, machine, [y]).has_failed
+    assert "Traceback" in capsys.readouterr().err

@@ -69,6 +69,10 @@ class FailingDisk:
         """Nothing fails from now on."""
         self._short_at = self._fail_at = 0
 
+    def break_now(self) -> None:
+        """The next call of the operation is the one that fails."""
+        self._fail_at = self.calls[self._operation] + 1
+
     def open(self, path: str, access: Access) -> int:
         self._count("open")
         return self._inner.open(path, access)

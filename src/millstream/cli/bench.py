@@ -83,6 +83,8 @@ def _measure(
     else:
         # Into a file the rows go unbroken.
         show(report, Console(width=None if sys.stdout.isatty() else PAGE_COLUMNS))
+    if report.has_failed:
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _find_benchmarks() -> None:

@@ -33,6 +33,7 @@ from millstream.errors import (
     TooManyFiles,
 )
 from millstream.log import journal as journals
+from millstream.log.disk import SyncFailed
 from millstream.log.store import topic_unknown
 
 if TYPE_CHECKING:
@@ -306,6 +307,8 @@ class Committer:
         """False when the operation was refused. A repeated batch is answered, not placed."""
         partition = operation.partition
         try:
+            if partition.is_closed:
+                raise topic_unknown(partition.id.topic)
             original = partition.duplicate_of(operation.header)
         except MillstreamError as error:
             operation.fail(error)
@@ -380,11 +383,7 @@ class Committer:
         syncs: Sequence[SyncJob] = (),
     ) -> None:
         self._queue_bytes -= sum([operation.size for operation in operations])
-        for sync in syncs:
-            if error is None:
-                sync.finish()
-            else:
-                sync.abandon()
+        end_syncs(syncs, error)
         if error is not None:
             self.fail(f"a sync failed: {error}")
         if self.failure is not None:
@@ -406,7 +405,7 @@ class Committer:
                 elif isinstance(operation, Atomic):
                     self._place_all(round_, operation, now_ms)
                 else:
-                    round_.buffers += operation.entry
+                    round_.buffers += _entry_of(operation)
             except MillstreamError as refusal:
                 self._release((operation,))
                 operation.fail(refusal)
@@ -524,15 +523,12 @@ class Committer:
         only the first who asks. So a failure elsewhere in the meantime counts for this one too."""
         if error is not None:
             self.fail(f"a sync failed: {error}")
+        end_syncs(round_.syncs, error)
         if self.failure is not None:
-            for sync in round_.syncs:
-                sync.abandon()
             self._release(round_.operations)
             _fail_all(round_.operations, _unknown(self.failure))
             self._ended()
             return
-        for sync in round_.syncs:
-            sync.finish()
         self.counts.rounds += 1
         for partition, placed in round_.journalled.items():
             partition.unapplied += placed
@@ -611,7 +607,24 @@ def run_syncs(syncs: Iterable[SyncJob]) -> None:
         sync.run()
 
 
+def end_syncs(syncs: Iterable[SyncJob], error: BaseException | None) -> None:
+    for sync in syncs:
+        if error is None:
+            sync.finish()
+        else:
+            sync.abandon()
+
+
+def _entry_of(note: Note) -> tuple[bytes]:
+    if note.partition is not None and note.partition.is_closed:
+        raise topic_unknown(note.partition.id.topic)
+    return note.entry
+
+
 def as_known(error: OSError) -> MillstreamError | None:
+    """What passes when there is room again, or a file is closed; None for what does not."""
+    if isinstance(error, SyncFailed):
+        return None
     if error.errno in OUT_OF_ROOM:
         return DiskFull(f"no room on the disk ({error}); free some space and send it again")
     if error.errno in OUT_OF_FILES:

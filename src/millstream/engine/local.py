@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,6 +22,7 @@ from millstream.errors import (
     StorageFailed,
 )
 from millstream.log import batch as batches
+from millstream.log.disk import close_file
 from millstream.log.journal import BODY_BYTES_MAX, ENTRY, producer_ids_entry
 from millstream.log.segment import Chunk, NotCached
 from millstream.log.store import (
@@ -73,6 +75,7 @@ class LocalEngine:
         "_disk",
         "_ids_left",
         "_ids_waiting",
+        "_is_asking_ids",
         "_loop_scheduler",
         "_options",
         "_root",
@@ -102,7 +105,8 @@ class LocalEngine:
         self._upkeep: Upkeep | None = None
         self._waiting: dict[PartitionId, list[tuple[int, Pending[None]]]] = {}
         self._ids_left = 0
-        self._ids_waiting: list[Pending[int]] = []
+        self._ids_waiting: deque[Pending[int]] = deque()
+        self._is_asking_ids = False
         self.reads = ReadCounts()
 
     @property
@@ -123,9 +127,17 @@ class LocalEngine:
         self._begin(self._recover())
 
     def _recover(self) -> Store:
-        store = open_store(self._disk, self._root, self._clock.wall_ms(), self._options.store)
-        if store.journal.wants_spare:
-            store.journal.prepare_spare()
+        try:
+            store = open_store(self._disk, self._root, self._clock.wall_ms(), self._options.store)
+        except OSError as error:
+            problem = f"opening {self._root} failed: {error}"
+            raise as_known(error) or StorageFailed(problem) from error
+        try:
+            if store.journal.wants_spare:
+                store.journal.prepare_spare()
+        except OSError as error:
+            # The first frame makes its own file, or says why it cannot.
+            _logger().warning("journal spare not made", error=str(error))
         return store
 
     def _begin(self, store: Store) -> None:
@@ -166,13 +178,16 @@ class LocalEngine:
             return
         committer.apply_unapplied()
         if committer.failure is None and committer.is_idle() and not committer.unapplied():
-            store.checkpoint(self._clock.wall_ms())
+            try:
+                store.checkpoint(self._clock.wall_ms())
+            except OSError as error:
+                _logger().warning("no checkpoint at the end", error=str(error))
         committer.fail("the engine has stopped")
-        for waiters in self._waiting.values():
+        self._store = None
+        waiting, self._waiting = self._waiting, {}
+        for waiters in waiting.values():
             for _, pending in waiters:
                 pending.fail(_stopped())
-        self._waiting.clear()
-        self._store = None
         store.close()
 
     @property
@@ -215,38 +230,46 @@ class LocalEngine:
 
     def producer_id(self) -> Pending[int]:
         """Ids come from blocks; a block is journalled before the first of it is used."""
-        store = self._running()
+        if self._store is None:
+            return Pending.failed(_stopped())
+        if self._ids_left and not self._ids_waiting:
+            return Pending.of(self._take_id(self._store))
         pending: Pending[int] = Pending()
         self._ids_waiting.append(pending)
-        if self._ids_left:
-            self._give_ids()
-        elif len(self._ids_waiting) == 1:
-            first = store.next_producer_id
-
-            def apply() -> None:
-                store.next_producer_id = first + PRODUCER_ID_BLOCK
-                self._ids_left = PRODUCER_ID_BLOCK
-                self._give_ids()
-
-            note = Note(producer_ids_entry(first + PRODUCER_ID_BLOCK), apply, None)
-            note.pending.then(self._ids_done)
-            self._commit().submit(note)
+        if not self._is_asking_ids:
+            self._ask_ids(self._store)
         return pending
 
-    def _give_ids(self) -> None:
-        next_free = self._running().next_producer_id
-        while self._ids_left and self._ids_waiting:
-            pending = self._ids_waiting.pop(0)
-            self._ids_left -= 1
-            pending.succeed(next_free - self._ids_left - 1)
+    def _take_id(self, store: Store) -> int:
+        self._ids_left -= 1
+        return store.next_producer_id - self._ids_left - 1
 
-    def _ids_done(self, noted: Pending[None]) -> None:
-        waiting, self._ids_waiting = self._ids_waiting, []
-        for pending in waiting:
-            if noted.error is not None:
+    def _give_ids(self, store: Store) -> None:
+        while self._ids_left and self._ids_waiting:
+            self._ids_waiting.popleft().succeed(self._take_id(store))
+        if self._ids_waiting and not self._is_asking_ids:
+            self._ask_ids(store)
+
+    def _ask_ids(self, store: Store) -> None:
+        end = store.next_producer_id + PRODUCER_ID_BLOCK
+
+        def apply() -> None:
+            store.next_producer_id = end
+            self._ids_left = PRODUCER_ID_BLOCK
+
+        def done(noted: Pending[None]) -> None:
+            self._is_asking_ids = False
+            if noted.error is None:
+                self._give_ids(store)
+                return
+            waiting, self._ids_waiting = self._ids_waiting, deque()
+            for pending in waiting:
                 pending.fail(noted.error)
-            else:
-                self.producer_id().then(_pass_to(pending))
+
+        self._is_asking_ids = True
+        note = Note(producer_ids_entry(end), apply, None)
+        note.pending.then(done)
+        self._commit().submit(note)
 
     # ---- reading
 
@@ -273,26 +296,33 @@ class LocalEngine:
             return Pending.failed(error)
         except OSError as error:
             return Pending.failed(_read_failed(error))
-        return self._read_cold(id, plan)
+        return self._read_cold(partition, plan)
 
-    def _read_cold(self, id: PartitionId, plan: ReadPlan) -> Pending[Chunk]:
+    def _read_cold(self, partition: Partition, plan: ReadPlan) -> Pending[Chunk]:
         """In a thread, because the bytes have to come from the device."""
         pending: Pending[Chunk] = Pending()
         segment = plan.segment
         segment.hold()
 
         def work() -> tuple[Loaded, Chunk]:
-            loaded = segment.loaded or segment.load()
-            return loaded, plan.run(loaded, cached=False)
+            known = segment.loaded
+            loaded = known or segment.load()
+            try:
+                return loaded, plan.run(loaded, cached=False)
+            except BaseException:
+                if known is None:
+                    close_file(segment.disk, loaded.file)
+                raise
 
         def done(result: tuple[Loaded, Chunk] | None, error: BaseException | None) -> None:
             if result is not None:
                 self._install(plan, result[0])
             segment.release()
             if result is None:
-                pending.fail(_read_failed(error))
+                pending.fail(_of_partition(partition, error))
             elif not len(result[1].data):
-                self.read(id, result[1].next_offset, plan.bytes_max).then(_pass_to(pending))
+                rest = self.read(partition.id, result[1].next_offset, plan.bytes_max)
+                rest.then(_pass_to(pending))
             else:
                 self.reads.cold += 1
                 self.reads.bytes += len(result[1].data)
@@ -349,7 +379,7 @@ class LocalEngine:
                     at = segment.find_time(opened, timestamp, start, end)
                 finally:
                     if loaded is None:
-                        segment.disk.close(opened.file)
+                        close_file(segment.disk, opened.file)
                 if at is not None:
                     return at
             return None
@@ -358,7 +388,7 @@ class LocalEngine:
             for segment, _ in found:
                 segment.release()
             if error is not None:
-                pending.fail(_read_failed(error))
+                pending.fail(_of_partition(partition, error))
             else:
                 pending.succeed(result)
 
@@ -425,10 +455,12 @@ class LocalEngine:
     def claim(self, shard: str) -> Pending[None]:
         """There is one broker on a local log, so it owns every shard."""
         del shard
-        return Pending.of(None)
+        return Pending.failed(_stopped()) if self._store is None else Pending.of(None)
 
     def _between(self, change: Callable[[Store], T]) -> Pending[T]:
         """Run a change of the directory when no append, and no sync of it, is under way."""
+        if self._store is None:
+            return Pending.failed(_stopped())
         pending: Pending[T] = Pending()
 
         def run() -> None:
@@ -439,11 +471,18 @@ class LocalEngine:
             try:
                 if commit.failure is not None:
                     raise StorageFailed(f"the broker stopped writing ({commit.failure})")
-                pending.succeed(change(self._running()))
+                result = change(self._running())
             except MillstreamError as error:
+                if isinstance(error, StorageFailed):
+                    commit.fail(error.message)
                 pending.fail(error)
             except OSError as error:
-                pending.fail(_change_failed(error))
+                failed = _change_failed(error)
+                if isinstance(failed, StorageFailed):
+                    commit.fail(failed.message)
+                pending.fail(failed)
+            else:
+                pending.succeed(result)
 
         self._commit().between_rounds(run)
         return pending
@@ -540,6 +579,11 @@ def _read_failed(error: BaseException | None) -> BaseException:
     if isinstance(error, OSError):
         return as_known(error) or StorageFailed(f"reading failed: {error}")
     return error or StorageFailed("reading failed")
+
+
+def _of_partition(partition: Partition, error: BaseException | None) -> BaseException:
+    """Whatever went wrong with the files of a topic that was deleted meanwhile, this is why."""
+    return topic_unknown(partition.id.topic) if partition.is_closed else _read_failed(error)
 
 
 def _change_failed(error: OSError) -> MillstreamError:

@@ -93,6 +93,14 @@ class LoopScheduler:
         task.add_done_callback(self._children.discard)
 
     async def _compact(self, job: CompactionJob, done: Done[CompactionResult]) -> None:
+        try:
+            result = await self._run_child(job)
+        except (OSError, msgspec.MsgspecError, StorageFailed) as error:
+            done(None, error)
+        else:
+            done(result, None)
+
+    async def _run_child(self, job: CompactionJob) -> CompactionResult:
         child = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -101,17 +109,24 @@ class LoopScheduler:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stderr is not None
         try:
-            output, errors = await child.communicate(msgspec.json.encode(job))
+            # Left open: when this process is killed it closes, and the child ends too.
+            child.stdin.write(msgspec.json.encode(job) + b"\n")
+            output, errors = await asyncio.gather(child.stdout.read(), child.stderr.read())
+            await child.wait()
         except asyncio.CancelledError:
             child.kill()
             await child.wait()
             raise
+        finally:
+            child.stdin.close()
         if child.returncode:
             last = errors.decode(errors="replace").strip().rpartition("\n")[2]
-            done(None, StorageFailed(f"compaction ended with {child.returncode}: {last}"))
-        else:
-            done(msgspec.json.decode(output, type=CompactionResult), None)
+            raise StorageFailed(f"compaction ended with {child.returncode}: {last}")
+        return msgspec.json.decode(output, type=CompactionResult)
 
     async def close(self) -> None:
         """End child processes and threads; a job in a thread is waited for."""

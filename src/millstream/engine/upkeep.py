@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from millstream.engine.commit import Note, run_syncs
+from millstream.engine.commit import Note, as_known, end_syncs, run_syncs
 from millstream.errors import MillstreamError
 from millstream.log.compaction import CompactionJob, CompactionResult, Source
 from millstream.log.journal import trim_entry
@@ -53,6 +53,7 @@ class UpkeepCounts:
 class Upkeep:
     __slots__ = (
         "_after",
+        "_checkpoint_began",
         "_clock",
         "_committer",
         "_is_checkpointing",
@@ -87,6 +88,8 @@ class Upkeep:
         self._sealing: set[Partition] = set()
         self._open: dict[Segment, None] = {}
         self._is_checkpointing = False
+        # When the newest checkpoint that is in place was captured; opening the store made one.
+        self._checkpoint_began = clock.monotonic()
         self._is_preparing = False
         self._is_syncing = False
         self._is_stopped = False
@@ -137,7 +140,13 @@ class Upkeep:
     def prepare_journal(self) -> None:
         """Have the next journal file ready before it is needed."""
         journal = self._store.journal
-        if self._is_preparing or self._is_stopped or not journal.wants_spare:
+        if self._is_preparing or self._is_stopped:
+            return
+        try:
+            if not journal.wants_spare:
+                return
+        except OSError:
+            # The next frame meets it too, and has somebody to tell.
             return
         self._is_preparing = True
 
@@ -202,10 +211,11 @@ class Upkeep:
             self._is_checkpointing = False
             self._run_after()
             return
+        began = self._clock.monotonic()
         job = self._store.begin_checkpoint(self._clock.wall_ms())
-        self._scheduler.background(job.run, lambda _, error: self._checkpointed(job, error))
+        self._scheduler.background(job.run, lambda _, error: self._checkpointed(job, began, error))
 
-    def _checkpointed(self, job: CheckpointJob, error: BaseException | None) -> None:
+    def _checkpointed(self, job: CheckpointJob, began: float, error: BaseException | None) -> None:
         self._is_checkpointing = False
         if error is not None:
             job.abandon()
@@ -217,6 +227,7 @@ class Upkeep:
                 # The files stay, and count again when the next checkpoint cuts.
                 _logger().warning("journal files not cut", error=str(problem))
             self.counts.checkpoints += 1
+            self._checkpoint_began = began
         self._run_after()
 
     def after_syncs(self, call: Callable[[], None]) -> bool:
@@ -246,11 +257,7 @@ class Upkeep:
 
         def done(_: None, error: BaseException | None) -> None:
             self._is_syncing = False
-            for sync in syncs:
-                if error is None:
-                    sync.finish()
-                else:
-                    sync.abandon()
+            end_syncs(syncs, error)
             if error is not None:
                 self._failed("a sync failed", error)
             self._run_after()
@@ -275,6 +282,7 @@ class Upkeep:
         now_ms = self._clock.wall_ms()
         if partition.is_closed:
             return
+        self.seal(partition)
         if not partition.queued and partition.rolls_by_age(now_ms):
             try:
                 partition.roll(now_ms)
@@ -360,15 +368,17 @@ class Upkeep:
             new.intervals = partition.settings.intervals
             new.sealed = True
             at = by_base[output.base_offset]
-            if not partition.swap(segments[at : at + output.sources], [new], now):
+            if not partition.swap(segments[at : at + output.sources], new, now):
                 remove_segment_files(self._store.disk, new.path)
         partition.compacted_to = max(partition.compacted_to, result.end)
         self.counts.compactions += 1
         self.counts.records_compacted += result.records_before - result.records_after
 
     def sweep(self) -> None:
-        """Unlink what left the log long enough ago."""
+        """Unlink what left the log long enough ago, and before the last checkpoint: until then
+        recovery may need what a trimmed segment says of producers."""
         before = self._clock.monotonic() - self._settings.file_delete_delay_s
+        before = min(before, self._checkpoint_began)
         for partition in self._store.partitions.values():
             if partition.doomed:
                 try:
@@ -378,10 +388,14 @@ class Upkeep:
                     _logger().warning("unlink failed", partition=name, error=str(error))
 
     def _failed(self, what: str, error: BaseException) -> None:
-        """A background step on the disk failed, so what it was to make durable may not be."""
+        """A background step on the disk failed. Without room, or files, it is done again later;
+        else what it was to make durable may not be."""
         if not isinstance(error, (OSError, MillstreamError)):
             raise error
-        self._committer.fail(f"{what}: {error}")
+        if isinstance(error, OSError) and as_known(error) is not None:
+            _logger().warning("put off", what=what, error=str(error))
+        else:
+            self._committer.fail(f"{what}: {error}")
 
 
 def _source(segment: Segment) -> Source:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -241,10 +242,19 @@ def _placed(target: Segment, position: int, source: Header, data: bytes | memory
 
 
 def main() -> None:
-    """A job on standard input, its result on standard output."""
+    """A job, one line on standard input; its result on standard output."""
     os.nice(10)
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=CompactionJob)
+    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=CompactionJob)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.stdout.buffer.write(msgspec.json.encode(compact(SystemDisk(), job)))
+
+
+def _end_with_parent() -> None:
+    """Standard input ends when the broker does, however it does. The next one must find nobody
+    at work on its files."""
+    while os.read(0, 1):
+        pass
+    os._exit(1)
 
 
 if __name__ == "__main__":

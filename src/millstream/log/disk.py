@@ -16,6 +16,7 @@ import errno
 import fcntl
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
@@ -146,9 +147,11 @@ def read_file(disk: Disk, path: str) -> bytes | None:
 class SystemDisk:
     """The machine's own file system."""
 
-    __slots__ = ("_has_nowait",)
+    __slots__ = ("_has_nowait", "_reserve", "_reserve_lock")
 
     def __init__(self) -> None:
+        self._reserve = -1
+        self._reserve_lock = threading.Lock()
         # RWF_NOWAIT is Linux's; elsewhere every read may wait, and `read_cached` just reads.
         self._has_nowait = hasattr(os, "RWF_NOWAIT")
 
@@ -230,11 +233,29 @@ class SystemDisk:
         return sorted(os.listdir(path))
 
     def sync_directory(self, path: str) -> None:
-        file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        file = self._open_directory(path)
         try:
             os.fsync(file)
         finally:
             os.close(file)
+
+    def _open_directory(self, path: str) -> int:
+        """A lack of descriptors must not make a sync fail, because after that nobody could say
+        what is durable: for this one there is another in reserve."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        with self._reserve_lock:
+            try:
+                file = os.open(path, flags)
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE) or self._reserve < 0:
+                    raise
+                os.close(self._reserve)
+                self._reserve = -1
+                file = os.open(path, flags)
+            if self._reserve < 0:
+                with suppress(OSError):
+                    self._reserve = os.dup(file)
+            return file
 
     def lock(self, path: str, owner: str) -> int | None:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)

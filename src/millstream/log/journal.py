@@ -306,6 +306,34 @@ def _frames_of(disk: Disk, name: JournalFile, start: int) -> Iterator[Frame]:
         position = frame.end
 
 
+def find_torn(disk: Disk, directory: str, ended: int) -> int | None:
+    """The position of a frame that was begun behind the last whole one; None when there is
+    none. Bytes of a file's earlier life are not one."""
+    for name in journal_files(disk, directory):
+        position = max(ended, name.first)
+        size = disk.size_of(name.path) or 0
+        if name.first + size <= position:
+            continue
+        file = disk.open(name.path, "read")
+        try:
+            data = memoryview(disk.read(file, size, 0))
+        finally:
+            close_file(disk, file)
+        if _is_torn(data[position - name.first :], position):
+            return position
+    return None
+
+
+def _is_torn(data: memoryview, position: int) -> bool:
+    if len(data) < FRAME.size:
+        return bytes(data[:4]) == _MAGIC_BYTES
+    magic, _, _, own_position, _ = FRAME.unpack_from(data)
+    if own_position == position:
+        return True
+    # One that is right for another position is left over; one that is wrong for its own is not.
+    return magic == FRAME_MAGIC and _frame_at(data, own_position, own_position) is None
+
+
 def _frame_at(data: memoryview, first: int, position: int) -> Frame | None:
     start = position - first
     if start + FRAME.size > len(data):

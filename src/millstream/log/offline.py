@@ -18,7 +18,7 @@ from millstream.log import journal as journals
 from millstream.log.batch import Header
 from millstream.log.checkpoint import Checkpoint, read_copies
 from millstream.log.disk import Disk, SystemDisk, read_file, write_all
-from millstream.log.journal import FRAME, FRAME_MAGIC, Damage, JournalFile, Kind
+from millstream.log.journal import Damage, Kind
 from millstream.log.overlay import OverlayDisk
 from millstream.log.partition import PartitionId
 from millstream.log.recovery import Evidence, Found, find_batch, resolve_generations
@@ -103,8 +103,8 @@ class Survey:
     evidence: dict[tuple[bytes, int], Evidence] = field(default_factory=dict)
     frames: int = 0
     damages: list[Damage] = field(default_factory=list)
-    # Frames that were being written when the broker ended: file, and position in it.
-    torn: list[tuple[JournalFile, int]] = field(default_factory=list)
+    # The position of a frame that was being written when the broker ended.
+    torn: int | None = None
 
     @property
     def checkpoint(self) -> Checkpoint | None:
@@ -140,23 +140,8 @@ def survey(disk: Disk, root: str) -> Survey:
                 known.start_offset = max(known.start_offset, entry.offset)
             else:
                 known.entries.append(entry)
-    found.torn = list(_torn_frames(overlay, directory, ended))
+    found.torn = journals.find_torn(overlay, directory, ended)
     return found
-
-
-def _torn_frames(disk: Disk, directory: str, ended: int) -> Iterator[tuple[JournalFile, int]]:
-    """Where a frame begins that is not whole: behind the last one, or in the file after it."""
-    for name in journals.journal_files(disk, directory):
-        file = disk.open(name.path, "read")
-        try:
-            position = max(ended, name.first)
-            head = disk.read(file, FRAME.size, position - name.first)
-        finally:
-            disk.close(file)
-        if len(head) == FRAME.size:
-            magic, _, _, own_position, _ = FRAME.unpack(head)
-            if magic == FRAME_MAGIC and own_position == position:
-                yield name, position - name.first
 
 
 # ---- one partition

@@ -173,6 +173,8 @@ class OverlayDisk:
             raise _error(errno.ENOENT, source)
         if isinstance(node, _Directory) and target.startswith(source.rstrip("/") + "/"):
             raise _error(errno.EINVAL, target)
+        if source.startswith(target.rstrip("/") + "/"):
+            raise _error(errno.ENOTEMPTY, target)
         replaced = self._child(to_directory, to_name)
         if replaced is node:
             return

@@ -555,15 +555,21 @@ class Partition:
             sealed.append(segment)
         return sealed if sealed and sealed[-1].next_offset > self.compacted_to else []
 
-    def swap(self, old: Sequence[Segment], new: Sequence[Segment], now: float) -> bool:
-        """Put compacted segments in the place of those that they were made from; False when
-        retention took one of them in the meantime, and the new ones are void."""
-        at = self.segments.index(old[0]) if old[0] in self.segments else -1
-        if at < 0 or self.segments[at : at + len(old)] != list(old):
+    def swap(self, old: Sequence[Segment], new: Segment, now: float) -> bool:
+        """Put a compacted segment in the place of those that it was made from; False when a
+        trim took all of them in the meantime, and the new one is void.
+
+        When it took some of them, the new one stands for the rest: were it void, a record would
+        be back of which another new segment no longer has the tombstone.
+        """
+        left = [segment for segment in old if segment in self.segments]
+        if not left:
             return False
-        self.segments[at : at + len(old)] = new
+        at = self.segments.index(left[0])
+        assert self.segments[at : at + len(left)] == left
+        self.segments[at : at + len(left)] = [new]
         self.compacted_to = old[-1].next_offset
-        self.doomed.extend(Doomed(segment, now) for segment in old)
+        self.doomed.extend(Doomed(segment, now) for segment in left)
         self.changed = True
         return True
 

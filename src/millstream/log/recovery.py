@@ -136,7 +136,7 @@ class Recovery:
         self._quarantined: set[str] = set()
 
     def run(self, now_ms: int) -> None:
-        partition, evidence = self._partition, self._evidence
+        evidence = self._evidence
         state = evidence.state
         start = max(evidence.start_offset, state.start_offset if state else 0)
         if state is not None:

@@ -48,9 +48,6 @@ def _notice(disk: Disk, root: str) -> list[Finding]:
             Finding("", "checkpoint written", f"copy {damaged} of 2 was damaged, the other counted")
         )
     found = survey(disk, root)
-    for file, position in found.torn:
-        name = file.path.rpartition("/")[2]
-        findings.append(Finding("", "frame dropped", f"{name} at {position}: it was torn"))
     batches = sum(len(evidence.entries) for evidence in found.evidence.values())
     if batches:
         detail = f"{batches} batches were brought to their segments"

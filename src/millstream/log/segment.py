@@ -311,7 +311,8 @@ class Segment:
         """
         end_position, end_offset = end
         _, at = loaded.index.floor(offset - self.base_offset)
-        want = min(max(bytes_max, self.intervals.index_bytes), end_position - at)
+        want = max(bytes_max, self.intervals.index_bytes, batches.HEADER_BYTES)
+        want = min(want, end_position - at)
         data = self._fetch(loaded, at, want, cached=cached)
         start = 0
         while True:
@@ -392,7 +393,8 @@ class Segment:
             if not loaded.checks.is_right(block, data[start:end]):
                 raise self._damaged(loaded, start + low, end + low)
             loaded.verified[block] = 1
-            loaded.unverified -= 1
+            # Counted anew, because several threads may be at this.
+            loaded.unverified = loaded.verified.count(0)
         return data[position - low : position - low + size]
 
     def _header(self, data: memoryview, position: int) -> Header:

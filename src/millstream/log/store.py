@@ -133,6 +133,7 @@ class Store:
 
     __slots__ = (
         "_lock",
+        "_replayed_from",
         "_states",
         "disk",
         "findings",
@@ -155,6 +156,8 @@ class Store:
         self.findings: list[Finding] = []
         self.leader_epoch = 0
         self.next_producer_id = 0
+        # The position in the journal that the last checkpoint names.
+        self._replayed_from = -1
         # The checkpoint's entries as last written: only changed partitions make new ones.
         self._states: dict[tuple[bytes, int], PartitionState] = {}
         self.journal = Journal(
@@ -284,9 +287,9 @@ class Store:
 
     @property
     def has_changed(self) -> bool:
-        """Whether a checkpoint would say anything new."""
-        return self.journal.length_bytes > 0 or any(
-            partition.changed for partition in self.partitions.values()
+        """Whether a checkpoint would say anything new, or let files go that wait for one."""
+        return self.journal.position != self._replayed_from or any(
+            partition.changed or partition.doomed for partition in self.partitions.values()
         )
 
     def begin_checkpoint(self, now_ms: int) -> CheckpointJob:
@@ -317,6 +320,7 @@ class Store:
         """The job is done: what the checkpoint covers need not be replayed."""
         for sync in job.syncs:
             sync.finish()
+        self._replayed_from = job.checkpoint.journal_position
         self.journal.cut(job.checkpoint.journal_position)
 
     def checkpoint(self, now_ms: int) -> None:
@@ -380,6 +384,11 @@ def _recover(store: Store, now_ms: int) -> None:
             if checkpoint is None:
                 max_epoch = max(max_epoch, recovery.max_epoch)
         store.topics[topic.name] = topic._replace(partitions=len(numbers))
+    if checkpoint is None:
+        # Nothing else tells which ids were given, so those that were used have to.
+        used = [max(one.producers.by_id, default=-1) for one in store.partitions.values()]
+        floor = max(used, default=-1) + PRODUCER_ID_BLOCK
+        store.next_producer_id = max(store.next_producer_id, floor)
     store.leader_epoch = max_epoch + 1
     for partition in store.partitions.values():
         partition.leader_epoch = store.leader_epoch
@@ -401,6 +410,7 @@ def _gather(store: Store, checkpoint: Checkpoint | None) -> dict[tuple[bytes, in
         store.next_producer_id = checkpoint.next_producer_id
         for state in checkpoint.partitions:
             evidence[state.uuid, state.partition] = Evidence(state)
+    ended = start or 0
     _sync_journal(store.disk, directory)
     for frame in journals.read_frames(store.disk, directory, start):
         if isinstance(frame, Damage):
@@ -408,6 +418,7 @@ def _gather(store: Store, checkpoint: Checkpoint | None) -> dict[tuple[bytes, in
             store.findings.append(Finding("", "journal damaged", detail))
             _quarantine_journal(store, frame)
             continue
+        ended = frame.end
         for entry in frame.entries:
             if entry.kind is Kind.PRODUCER_IDS:
                 store.next_producer_id = max(store.next_producer_id, entry.offset)
@@ -417,6 +428,10 @@ def _gather(store: Store, checkpoint: Checkpoint | None) -> dict[tuple[bytes, in
                 known.start_offset = max(known.start_offset, entry.offset)
             else:
                 known.entries.append(entry)
+    torn = journals.find_torn(store.disk, directory, ended)
+    if torn is not None:
+        detail = f"the frame at position {torn} is not whole"
+        store.findings.append(Finding("", "journal tail cut", detail))
     # Behind every byte that a frame could be in, so that no position is ever used twice.
     ends = [
         name.first + (store.disk.size_of(name.path) or 0)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from millstream.errors import BatchInvalid
 from millstream.log import batch as batches
 from millstream.log.disk import Disk, read_file
-from millstream.log.journal import journal_files
+from millstream.log.journal import JournalFile, journal_files
 from millstream.log.offline import PartitionFiles, Survey, partition_files, survey
 from millstream.log.recovery import SIDECARS, quarantine_name
 from millstream.log.segment import parse_log_name, stem
@@ -109,14 +109,11 @@ def _check_journal(found: Survey) -> Iterator[Remark]:
     names = _names(found, "journal")
     files = journal_files(found.disk, directory) if names else []
     for damage in found.damages:
-        file = max((one for one in files if one.first <= damage.start), default=files[0])
         text = f"frames between positions {damage.start} and {damage.end} cannot be read"
-        place = f"journal/{file.path.rpartition('/')[2]}"
-        yield Remark("error", place, max(damage.start - file.first, 0), None, text)
-    for file, position in found.torn:
-        place = f"journal/{file.path.rpartition('/')[2]}"
+        yield _in_journal("error", files, damage.start, text)
+    if found.torn is not None:
         text = "a torn last frame, of appends that were never answered: the next start drops it"
-        yield Remark("warning", place, position, None, text)
+        yield _in_journal("warning", files, found.torn, text)
     for evidence in found.evidence.values():
         for entry in evidence.entries:
             try:
@@ -131,6 +128,15 @@ def _check_journal(found: Survey) -> Iterator[Remark]:
             yield Remark("info", f"journal/{name}", None, None, text)
         elif name not in known:
             yield _unknown(f"journal/{name}")
+
+
+def _in_journal(
+    severity: Severity, files: list[JournalFile], position: int, message: str
+) -> Remark:
+    """A remark on a position, which counts from the first file that there ever was."""
+    file = max((one for one in files if one.first <= position), default=files[0])
+    place = f"journal/{file.path.rpartition('/')[2]}"
+    return Remark(severity, place, max(position - file.first, 0), None, message)
 
 
 def _unknown(place: str) -> Remark:
