@@ -283,11 +283,9 @@ class Committer:
         taken: list[Append] = []
         try:
             partition.apply()
-            for operation in operations:
-                if self._reserve(operation, now_ms, placed):
-                    taken.append(operation)
+            taken += [one for one in operations if self._reserve(one, now_ms, placed)]
             if placed:
-                partition.write(placed)
+                partition.write_new(placed)
         except OSError as error:
             partition.rollback(mark)
             partition.erase_tail()
@@ -473,7 +471,7 @@ class Committer:
         for partition, placed in list(round_.direct.items()):
             try:
                 partition.apply()
-                partition.write(placed)
+                partition.write_new(placed)
             except OSError as error:
                 self._take_back(round_, [partition], error)
         if round_.buffers and self.failure is None:

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# What any restart may find and do, and no reason to worry.
+ROUTINE = frozenset(("removed", "sealed", "tail cut"))
 # How long `stop` waits for threads that are at work, before it leaves the rest to recovery.
 STOP_WAIT_S = 8.0
 STOP_POLL_S = 0.005
@@ -143,7 +145,8 @@ class LocalEngine:
     def _begin(self, store: Store) -> None:
         assert self._scheduler is not None
         for finding in store.findings:
-            _logger().warning("recovery", **finding._asdict())
+            level = "info" if finding.what in ROUTINE else "warning"
+            getattr(_logger(), level)("recovery", **finding._asdict())
         committer = Committer(
             store,
             self._clock,
@@ -160,16 +163,17 @@ class LocalEngine:
             return
         committer, upkeep = self._committer, self._upkeep
         deadline = self._clock.monotonic() + STOP_WAIT_S
-        while not committer.is_idle() and committer.failure is None:
-            if self._clock.monotonic() > deadline:
-                break
-            await asyncio.sleep(STOP_POLL_S)
+        await self._until(lambda: committer.is_idle() or committer.failure is not None, deadline)
         upkeep.stop()
-        while not upkeep.is_idle() and self._clock.monotonic() < deadline:
-            await asyncio.sleep(STOP_POLL_S)
+        await self._until(upkeep.is_idle, deadline)
         if self._loop_scheduler is not None:
             await self._loop_scheduler.close()
         self.close()
+
+    async def _until(self, is_done: Callable[[], bool], deadline: float) -> None:
+        # Threads tell the loop when they are done, not this one waiter, so it looks.
+        while not is_done() and self._clock.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(STOP_POLL_S)
 
     def close(self) -> None:
         """A last checkpoint, so that the next start has nothing to replay; then let go."""

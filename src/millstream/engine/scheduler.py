@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
@@ -14,8 +16,7 @@ from millstream.log.compaction import CompactionJob, CompactionResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from typing_extensions import TypeAlias
+    from typing import TypeAlias
 
 T = TypeVar("T")
 if TYPE_CHECKING:
@@ -51,6 +52,36 @@ class Scheduler(Protocol):
         ...
 
 
+class SyncThread:
+    """One thread and one queue: handing a sync over and back takes half of what a pool does."""
+
+    __slots__ = ("_loop", "_queue", "_thread")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._queue: SimpleQueue[tuple[Callable[[], None], Done[None]] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="millstream-sync", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], None], done: Done[None]) -> None:
+        self._queue.put((work, done))
+
+    def shutdown(self) -> None:
+        """Waits for what was submitted."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._queue.get()) is not None:
+            work, done = job
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001  handed to the loop, which decides
+                self._loop.call_soon_threadsafe(done, None, error)
+            else:
+                self._loop.call_soon_threadsafe(done, None, None)
+
+
 class LoopScheduler:
     """The running event loop, threads beside it, and child processes."""
 
@@ -58,7 +89,7 @@ class LoopScheduler:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._sync = ThreadPoolExecutor(1, "millstream-sync")
+        self._sync = SyncThread(loop)
         self._background = ThreadPoolExecutor(BACKGROUND_THREADS, "millstream-disk")
         self._children: set[asyncio.Task[None]] = set()
 
@@ -69,7 +100,7 @@ class LoopScheduler:
         return self._loop.call_later(seconds, call)
 
     def sync(self, work: Callable[[], None], done: Done[None]) -> None:
-        self._run(self._sync, work, done)
+        self._sync.submit(work, done)
 
     def background(self, work: Callable[[], T], done: Done[T]) -> None:
         self._run(self._background, work, done)
@@ -133,5 +164,5 @@ class LoopScheduler:
         for task in self._children:
             task.cancel()
         await asyncio.gather(*self._children, return_exceptions=True)
-        for pool in (self._sync, self._background):
-            await self._loop.run_in_executor(None, pool.shutdown)
+        for shutdown in (self._sync.shutdown, self._background.shutdown):
+            await self._loop.run_in_executor(None, shutdown)

@@ -339,6 +339,7 @@ class Upkeep:
             index_bytes=settings.intervals.index_bytes,
             time_ms=settings.intervals.time_ms,
             tombstones_before_ms=self._clock.wall_ms() - settings.tombstone_age_ms,
+            new_from=partition.compacted_to,
         )
         self.compacting.add(partition)
 

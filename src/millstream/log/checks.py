@@ -50,6 +50,11 @@ class BlockChecks:
             self.partial = crc32c(view[position:], 0)
         self.size += length
 
+    def cut(self, size: int, partial: int) -> None:
+        """Go back to an earlier size, with the partial checksum that it had."""
+        del self.whole[size // BLOCK_BYTES :]
+        self.size, self.partial = size, partial
+
     def copy(self) -> BlockChecks:
         return BlockChecks(self.whole.tobytes(), self.partial, self.size)
 

@@ -2,7 +2,7 @@
 
 Works on sealed segments, in a child process, and writes segments of a new generation beside them:
 
-1. read the keys of all of them, and remember the newest offset of each key;
+1. read the keys that are new since the last run, and remember the newest offset of each;
 2. write each group of segments that fits in one again, without the records that are superseded;
 3. seal it. The seal is the moment from which the new segment counts: before it, a crash leaves
    the old ones, and the next start removes the unfinished file; after it, the old ones go.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 READ_BYTES = 1024 * 1024
 # Written batches go to the device this often, so that no long flush holds up other syncs.
-SYNC_BYTES = 8 * 1024 * 1024
+SYNC_BYTES = 1024 * 1024
 # What a key costs in the table beside its own bytes, about.
 KEY_OVERHEAD_BYTES = 110
 
@@ -53,6 +53,8 @@ class CompactionJob(msgspec.Struct, frozen=True):
     time_ms: int
     # Tombstones in batches older than this go.
     tombstones_before_ms: int
+    # Before this offset an earlier run has left no key twice: only keys from here on supersede.
+    new_from: int = 0
     # The table of keys; what does not fit is compacted in a later run.
     keys_bytes_max: int = 256 * 1024 * 1024
 
@@ -120,11 +122,14 @@ class _Run:
         return segment
 
     def _read_keys(self) -> int:
-        """Fill the table; answers how many segments it covers."""
+        """Fill the table with what is new; answers how many segments it covers. At least one
+        new segment, so that every run comes further than the one before."""
         room = self._job.keys_bytes_max
         newest = self._newest
         for count, segment in enumerate(self._segments):
-            if room <= 0 and count:
+            if segment.next_offset <= self._job.new_from:
+                continue
+            if room <= 0 and newest:
                 return count
             for _, header, data in _batches_of(segment):
                 if header.is_control:

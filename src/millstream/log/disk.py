@@ -12,12 +12,13 @@ call fail. What the log relies on, and nothing more:
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
@@ -76,6 +77,11 @@ class Disk(Protocol):
     def lock(self, path: str, owner: str) -> int | None:
         """Take the lock file and write its owner into it; None when somebody else holds it."""
         ...
+
+
+# From this size on, filling a buffer with zeroes that are read over costs more than the call
+# that makes one without.
+UNFILLED_BYTES = 64 * 1024
 
 
 class SyncFailed(OSError):
@@ -147,13 +153,18 @@ def read_file(disk: Disk, path: str) -> bytes | None:
 class SystemDisk:
     """The machine's own file system."""
 
-    __slots__ = ("_has_nowait", "_reserve", "_reserve_lock")
+    __slots__ = ("_has_nowait", "_reserve", "_reserve_lock", "_unfilled")
 
     def __init__(self) -> None:
         self._reserve = -1
         self._reserve_lock = threading.Lock()
         # RWF_NOWAIT is Linux's; elsewhere every read may wait, and `read_cached` just reads.
         self._has_nowait = hasattr(os, "RWF_NOWAIT")
+        # A bytearray whose bytes are whatever was in memory: `preadv` says how many are ours.
+        make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)
+        self._unfilled: Callable[[None, int], bytearray] = make(
+            ("PyByteArray_FromStringAndSize", ctypes.pythonapi)
+        )
 
     def open(self, path: str, access: Access) -> int:
         flags = {
@@ -187,7 +198,7 @@ class SystemDisk:
     def read_cached(self, file: int, size: int, position: int) -> bytes | bytearray | None:
         if not self._has_nowait:
             return self.read(file, size, position)
-        buffer = bytearray(size)
+        buffer = self._unfilled(None, size) if size >= UNFILLED_BYTES else bytearray(size)
         try:
             count = os.preadv(file, [buffer], position, os.RWF_NOWAIT)
         except BlockingIOError:

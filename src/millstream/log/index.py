@@ -48,11 +48,10 @@ class OffsetIndex:
         at = bisect_right(self.positions, position) - 1
         return (self.offsets[at], self.positions[at]) if at >= 0 else (0, 0)
 
-    def cut(self, position: int) -> None:
-        """Forget entries at or after a position."""
-        keep = bisect_left(self.positions, position)
-        del self.offsets[keep:]
-        del self.positions[keep:]
+    def truncate(self, count: int) -> None:
+        """Keep only the first entries."""
+        del self.offsets[count:]
+        del self.positions[count:]
 
     def encode(self, first: int = 0) -> bytes:
         pairs = array("I", bytes(8 * (len(self) - first)))
@@ -98,10 +97,10 @@ class TimeIndex:
         at = bisect_left(self.timestamps, timestamp) - 1
         return (self.timestamps[at], self.offsets[at]) if at >= 0 else (NO_TIMESTAMP, 0)
 
-    def cut(self, relative_offset: int) -> None:
-        keep = bisect_left(self.offsets, relative_offset)
-        del self.timestamps[keep:]
-        del self.offsets[keep:]
+    def truncate(self, count: int) -> None:
+        """Keep only the first entries."""
+        del self.timestamps[count:]
+        del self.offsets[count:]
 
     def encode(self, first: int = 0) -> bytes:
         pairs = zip(self.timestamps[first:], self.offsets[first:], strict=True)

@@ -176,7 +176,7 @@ class Journal:
                 limit_bytes=BODY_BYTES_MAX,
             )
         current = self._room_for(FRAME.size + length)
-        if length <= JOIN_BYTES:
+        if length <= JOIN_BYTES * len(buffers):
             buffers = [b"".join(buffers)]
         position, previous = self.position, self._previous
         crc = crc32c(_PLACE.pack(position, previous))

@@ -261,18 +261,25 @@ class Partition:
     def reserve(self, data: bytes, header: Header, now_ms: int) -> Placed:
         """Give a verified batch its offset and place."""
         size = len(data)
-        if self.tail and self._must_roll(size, header.last_offset_delta, now_ms):
-            self.roll(now_ms)
+        active, settings = self.segments[-1], self.settings
         base_offset = self.next_offset
+        next_offset = base_offset + header.last_offset_delta + 1
+        if self.tail and (
+            self.tail + size > settings.segment_bytes
+            or now_ms - active.created_ms >= settings.segment_age_ms
+            or next_offset - active.base_offset > SPAN_MAX
+        ):
+            self.roll(now_ms)
+            active = self.segments[-1]
         prefix, rest = batches.placed(data, base_offset, self.leader_epoch)
-        placed = Placed(self.segments[-1], self.tail, base_offset, prefix, rest, header, size)
+        placed = Placed(active, self.tail, base_offset, prefix, rest, header, size)
         if has_sequence(header):
             before = self.producers.note(header, base_offset, now_ms)
             self.undo.append((header.producer_id, before))
         if not self.epochs or self.epochs[-1][0] != self.leader_epoch:
             self.epochs.append((self.leader_epoch, base_offset))
         self.tail += size
-        self.next_offset = base_offset + header.last_offset_delta + 1
+        self.next_offset = next_offset
         self.changed = True
         return placed
 
@@ -316,6 +323,19 @@ class Partition:
                 segment.write(run[first:last])
             first = last
 
+    def write_new(self, run: Sequence[Placed]) -> None:
+        """As `write`, but all or nothing: for batches that `rollback` may take back."""
+        first = run[0].segment
+        if run[-1].segment is first:
+            first.write(run)
+            return
+        before = first.save()
+        try:
+            self.write(run)
+        except OSError:
+            first.restore(before)
+            raise
+
     def erase_tail(self) -> None:
         """After a failed write: drop what lies behind the end, so that it is not found there
         after a crash. It is written over otherwise, so failing here does no harm."""
@@ -350,7 +370,7 @@ class Partition:
         mark = self.mark()
         try:
             placed = self.reserve(data, header, now_ms)
-            self.write((placed,))
+            placed.segment.write((placed,))
         except OSError:
             self.rollback(mark)
             self.erase_tail()
@@ -368,14 +388,6 @@ class Partition:
         self.closing.append(closing)
         self.tail = 0
         self.changed = True
-
-    def _must_roll(self, size: int, last_offset_delta: int, now_ms: int) -> bool:
-        active = self.active
-        return (
-            self.tail + size > self.settings.segment_bytes
-            or now_ms - active.created_ms >= self.settings.segment_age_ms
-            or self.next_offset + last_offset_delta - active.base_offset >= SPAN_MAX
-        )
 
     def _new_segment(self, base_offset: int, now_ms: int) -> None:
         segment = Segment(self.disk, self.directory, base_offset)

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 SEAL = struct.Struct(">8sqqqqIIIII")
 SEAL_MAGIC = b"MSSEAL01"
 
-# Up to this size, one joined buffer costs less than a list of them.
-JOIN_BYTES = 32 * 1024
+# Batches up to this size, on the average, cost less joined than as a list of buffers.
+JOIN_BYTES = 8 * 1024
 # How much a scan, or a search by time, reads at once.
 SCAN_BYTES = 1024 * 1024
 
@@ -101,6 +101,18 @@ class Loaded:
     checks: BlockChecks
     verified: bytearray
     unverified: int = 0
+
+
+class Saved(NamedTuple):
+    """The end of an active segment at one moment."""
+
+    size: int
+    next_offset: int
+    max_timestamp: int
+    last_indexed: int
+    partial: int
+    index_count: int
+    time_count: int
 
 
 class Flushed(NamedTuple):
@@ -266,7 +278,7 @@ class Segment:
             buffers += (placed.prefix, placed.rest)
         last = run[-1]
         end = last.position + last.size
-        if end - self.size <= JOIN_BYTES:
+        if end - self.size <= JOIN_BYTES * len(run):
             buffers = [b"".join(buffers)]
         write_all(self.disk, loaded.file, buffers, self.size)
         self.dirty = True
@@ -290,6 +302,30 @@ class Segment:
             self.max_timestamp = header.max_timestamp
             if _is_time_entry(loaded.times, header.max_timestamp, self.intervals):
                 loaded.times.add(header.max_timestamp, base_offset - self.base_offset)
+
+    def save(self) -> Saved:
+        """Where this active segment ends, for `restore`."""
+        loaded = self.loaded
+        assert loaded is not None
+        return Saved(
+            self.size,
+            self.next_offset,
+            self.max_timestamp,
+            self.last_indexed,
+            loaded.checks.partial,
+            len(loaded.index),
+            len(loaded.times),
+        )
+
+    def restore(self, saved: Saved) -> None:
+        """Forget what was written since."""
+        loaded = self.loaded
+        assert loaded is not None
+        self.size, self.next_offset = saved.size, saved.next_offset
+        self.max_timestamp, self.last_indexed = saved.max_timestamp, saved.last_indexed
+        loaded.checks.cut(saved.size, saved.partial)
+        loaded.index.truncate(saved.index_count)
+        loaded.times.truncate(saved.time_count)
 
     def adopt(self, loaded: Loaded, scan: Scanner) -> None:
         """Take on what a scan found, for a segment that goes on as the active one."""
