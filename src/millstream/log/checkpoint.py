@@ -13,15 +13,18 @@ A flipped bit takes one copy; the other still counts. Without any, recovery read
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 from crc32c import crc32c
 
+from millstream.log.checks import BlockChecks, catch_up
 from millstream.log.disk import Disk, read_file, write_file
 
 if TYPE_CHECKING:
     from millstream.log.partition import Partition
+    from millstream.log.segment import Segment
 
 COPY = struct.Struct(">8sII")
 MAGIC = b"MSCHECK1"
@@ -58,7 +61,26 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     partitions: list[PartitionState]
 
 
-def capture(partition: Partition) -> PartitionState:
+@dataclass(slots=True)
+class Capture:
+    """A partition's state at one moment, but for the checksums, which `finish` makes."""
+
+    segment: Segment
+    file: int
+    checks: BlockChecks
+    state: PartitionState
+
+    def finish(self, disk: Disk) -> None:
+        """Runs in a thread."""
+        catch_up(disk, self.file, self.checks, self.state.size)
+        self.state = msgspec.structs.replace(
+            self.state,
+            checks_whole=self.checks.whole.tobytes(),
+            checks_partial=self.checks.partial,
+        )
+
+
+def capture(partition: Partition) -> Capture:
     """A partition's state now. Everything reserved must have been written."""
     active = partition.active
     flushed = active.flushed
@@ -66,7 +88,7 @@ def capture(partition: Partition) -> PartitionState:
     assert loaded is not None
     assert active.size == partition.tail
     assert not partition.unapplied
-    return PartitionState(
+    state = PartitionState(
         uuid=partition.uuid,
         partition=partition.id.number,
         start_offset=partition.start_offset,
@@ -75,14 +97,15 @@ def capture(partition: Partition) -> PartitionState:
         next_offset=active.next_offset,
         max_timestamp=active.max_timestamp,
         created_ms=active.created_ms,
-        checks_whole=loaded.checks.whole.tobytes(),
-        checks_partial=loaded.checks.partial,
+        checks_whole=b"",
+        checks_partial=0,
         index_count=flushed.index_count,
         index_crc=flushed.index_crc,
         time_count=flushed.time_count,
         time_crc=flushed.time_crc,
         state=partition.encode_state(),
     )
+    return Capture(active, loaded.file, loaded.checks.copy(), state)
 
 
 def write_checkpoint(disk: Disk, path: str, checkpoint: Checkpoint) -> None:

@@ -1,13 +1,15 @@
 """Checksums over a segment's blocks: the bytes that a batch's own CRC leaves out.
 
 A batch's CRC-32C starts at byte 21: base offset, length and leader epoch lie outside it. So a
-segment file has one CRC-32C for each block of 64 KiB, kept as the file grows, written to the seal
-(and for the active segment to the checkpoint). A reader checks a block once after it was opened;
-that costs 3 microseconds a block, however many batches are in it.
+segment file has one CRC-32C for each block of 64 KiB, in its seal (and for the active segment in
+the checkpoint). They are made from the file, in the thread that seals or makes the checkpoint: an
+append does not wait for them. A reader checks a block once after it was opened; that costs 3
+microseconds a block, however many batches are in it.
 """
 
 from __future__ import annotations
 
+import errno
 from array import array
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,11 @@ from crc32c import crc32c
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from millstream.log.disk import Disk
+
 BLOCK_BYTES = 64 * 1024
+# How much is read at once to make them.
+READ_BYTES = 256 * 1024
 
 
 class BlockChecks:
@@ -50,11 +56,6 @@ class BlockChecks:
             self.partial = crc32c(view[position:], 0)
         self.size += length
 
-    def cut(self, size: int, partial: int) -> None:
-        """Go back to an earlier size, with the partial checksum that it had."""
-        del self.whole[size // BLOCK_BYTES :]
-        self.size, self.partial = size, partial
-
     def copy(self) -> BlockChecks:
         return BlockChecks(self.whole.tobytes(), self.partial, self.size)
 
@@ -65,3 +66,12 @@ class BlockChecks:
 
     def block_end(self, block: int) -> int:
         return min((block + 1) * BLOCK_BYTES, self.size)
+
+
+def catch_up(disk: Disk, file: int, checks: BlockChecks, size: int) -> None:
+    """Take in what a file has beyond the checksums, up to a size."""
+    while checks.size < size:
+        data = disk.read(file, min(READ_BYTES, size - checks.size), checks.size)
+        if not data:
+            raise OSError(errno.EIO, "the file is shorter than what was written to it")
+        checks.extend(data)

@@ -35,7 +35,7 @@ from crc32c import crc32c
 
 from millstream.errors import BatchInvalid, LogDamaged
 from millstream.log import batch as batches
-from millstream.log.checks import BLOCK_BYTES, BlockChecks
+from millstream.log.checks import BLOCK_BYTES, BlockChecks, catch_up
 from millstream.log.disk import Disk, close_file, read_file, sync_written, write_all, write_file
 from millstream.log.index import NO_TIMESTAMP, SPAN_MAX, OffsetIndex, TimeIndex
 
@@ -92,8 +92,9 @@ class Intervals:
 
 @dataclass(slots=True)
 class Loaded:
-    """What reading a segment takes. `verified` has a byte for each block that a check covers;
-    blocks after those were written, or scanned, by this process."""
+    """What reading a segment takes. `verified` has a byte for each block that has to be checked;
+    blocks after those were written, or scanned, by this process. `checks` of an active segment
+    are as old as its last checkpoint."""
 
     file: int
     index: OffsetIndex
@@ -110,7 +111,6 @@ class Saved(NamedTuple):
     next_offset: int
     max_timestamp: int
     last_indexed: int
-    partial: int
     index_count: int
     time_count: int
 
@@ -282,8 +282,6 @@ class Segment:
             buffers = [b"".join(buffers)]
         write_all(self.disk, loaded.file, buffers, self.size)
         self.dirty = True
-        for buffer in buffers:
-            loaded.checks.extend(buffer)
         for placed in run:
             if (
                 placed.position - self.last_indexed >= self.intervals.index_bytes
@@ -312,7 +310,6 @@ class Segment:
             self.next_offset,
             self.max_timestamp,
             self.last_indexed,
-            loaded.checks.partial,
             len(loaded.index),
             len(loaded.times),
         )
@@ -323,7 +320,6 @@ class Segment:
         assert loaded is not None
         self.size, self.next_offset = saved.size, saved.next_offset
         self.max_timestamp, self.last_indexed = saved.max_timestamp, saved.last_indexed
-        loaded.checks.cut(saved.size, saved.partial)
         loaded.index.truncate(saved.index_count)
         loaded.times.truncate(saved.time_count)
 
@@ -540,8 +536,9 @@ class SealJob:
     """All that sealing takes, as of the moment the segment got its last batch, so that a thread
     can do it while the partition goes on.
 
-    1. sync the log, 2. write and sync the indexes, the state and their names, 3. write the seal
-    in one step. A crash before 3 leaves an unsealed segment, which recovery scans and seals.
+    1. sync the log and make its checksums, 2. write and sync the indexes, the state and their
+    names, 3. write the seal in one step. A crash before 3 leaves an unsealed segment, which
+    recovery scans and seals.
     """
 
     disk: Disk
@@ -558,6 +555,7 @@ class SealJob:
 
     def run(self) -> None:
         sync_written(self.disk, self.file)
+        catch_up(self.disk, self.file, self.checks, self.size)
         for suffix, content in (
             (".index", self.index),
             (".timeindex", self.times),

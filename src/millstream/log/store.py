@@ -36,6 +36,7 @@ from millstream.errors import (
 )
 from millstream.log import journal as journals
 from millstream.log.checkpoint import (
+    Capture,
     Checkpoint,
     PartitionState,
     capture,
@@ -101,8 +102,8 @@ class FlushJob(NamedTuple):
 class CheckpointJob:
     """What a checkpoint does on disk, apart from the loop's state, so that a thread can.
 
-    1. sync the segments, their names and their indexes, 2. replace the checkpoint. After that,
-    and not before, the journal may be cut.
+    1. sync the segments, their names and their indexes, 2. make the checksums of what is new,
+    3. replace the checkpoint. After that, and not before, the journal may be cut.
     """
 
     disk: Disk
@@ -110,6 +111,7 @@ class CheckpointJob:
     checkpoint: Checkpoint
     syncs: list[SyncJob] = field(default_factory=list)
     flushes: list[FlushJob] = field(default_factory=list)
+    captures: list[Capture] = field(default_factory=list)
 
     def run(self) -> None:
         for flush in self.flushes:
@@ -117,6 +119,9 @@ class CheckpointJob:
             _extend(self.disk, flush.path + ".timeindex", flush.times, flush.times_at)
         for sync in self.syncs:
             sync.run()
+        for captured in self.captures:
+            captured.finish(self.disk)
+            self.checkpoint.partitions.append(captured.state)
         write_checkpoint(self.disk, self.path, self.checkpoint)
 
     def abandon(self) -> None:
@@ -126,6 +131,8 @@ class CheckpointJob:
         for sync in self.syncs:
             sync.abandon()
             sync.partition.changed = True
+        for captured in self.captures:
+            captured.segment.release()
 
 
 class Store:
@@ -303,7 +310,9 @@ class Store:
             if partition.changed:
                 partition.producers.expire(now_ms - self.options.producer_expiry_ms)
                 self._capture(partition, job)
-        job.checkpoint.partitions.extend(self._states.values())
+            else:
+                state = self._states[partition.uuid, partition.id.number]
+                job.checkpoint.partitions.append(state)
         return job
 
     def _capture(self, partition: Partition, job: CheckpointJob) -> None:
@@ -313,13 +322,21 @@ class Store:
             if flush.entries_at == 0 or flush.times_at == 0:
                 partition.names_made += 1
         job.syncs.append(partition.begin_sync())
-        self._states[partition.uuid, partition.id.number] = capture(partition)
+        job.captures.append(capture(partition))
+        # The file stays open until the thread has read it.
+        partition.active.hold()
         partition.changed = False
 
     def finish_checkpoint(self, job: CheckpointJob) -> None:
         """The job is done: what the checkpoint covers need not be replayed."""
         for sync in job.syncs:
             sync.finish()
+        for captured in job.captures:
+            state = captured.state
+            self._states[state.uuid, state.partition] = state
+            if captured.segment.loaded is not None and not captured.segment.sealed:
+                captured.segment.loaded.checks = captured.checks
+            captured.segment.release()
         self._replayed_from = job.checkpoint.journal_position
         self.journal.cut(job.checkpoint.journal_position)
 
