@@ -35,7 +35,7 @@ def show(report: Report, console: Console) -> None:
     console.print(table)
     for line in report.lines:
         if line.note:
-            console.print(f"{line.name}: {line.note}", highlight=False)
+            console.print(f"{line.name}: {line.note}", highlight=False, markup=False)
     console.print(f"{report.seconds:.0f} s")
 
 

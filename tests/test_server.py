@@ -16,6 +16,9 @@ import httpx
 import pytest
 
 from broker_process import MILL, PATIENCE_SECONDS, BrokerProcess, plain_environment, wait_until
+from millstream.config import load_settings
+from millstream.engine.local import LocalOptions
+from millstream.server import engine_options
 
 # A broker whose engine does what the test says: {start}, {stop} and {health} are its bodies.
 STAND_IN = """
@@ -307,3 +310,13 @@ def test_the_server_imports_neither_pyarrow_nor_pyspark() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout == "set()\n"
+
+
+def test_the_defaults_of_the_engine_are_those_of_the_table() -> None:
+    options = engine_options(load_settings(flags={}, environment={}))
+    plain = LocalOptions()
+    assert options.store.settings_for("any") == plain.store.settings_for("any")
+    assert options.upkeep == plain.upkeep
+    assert options.bypass_bytes == plain.bypass_bytes
+    assert options.store.journal_file_bytes == plain.store.journal_file_bytes
+    assert options.store.producer_expiry_ms == plain.store.producer_expiry_ms

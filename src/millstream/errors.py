@@ -146,7 +146,7 @@ class OffsetOutOfRange(MillstreamError):
 
 
 class LogDamaged(MillstreamError):
-    """Bytes in the middle of a log cannot be trusted; fields: partition, first, last."""
+    """Bytes in the middle of a log cannot be trusted; fields: segment or partition, first, last."""
 
     code = "log_damaged"
 

@@ -249,6 +249,8 @@ class Server:
     def _warn_of_open_doors(self) -> None:
         settings = self._settings
         addresses = {"http": settings.http, "metrics": settings.metrics}
+        if not any(addresses.values()):
+            return
         exposed = [
             f"{name} {address}"
             for name, address in addresses.items()

@@ -149,8 +149,9 @@ def test_a_running_broker_is_left_alone(root: Path, arguments: tuple[str, ...]) 
     store.close()
     assert code == 1
     assert lines == [
-        f"! mill: store_locked: a broker runs on {root} already, with process id {os.getpid()}; "
-        "stop it, or choose another data directory"
+        f"! mill: store_locked: {root} is in use: a broker runs on it already, with process id "
+        f"{os.getpid()}, or `mill log` is reading it; wait or stop it, or choose another data "
+        "directory"
     ]
 
 

@@ -376,6 +376,6 @@ def go_on(engine: LocalEngine, scheduler: ManualScheduler) -> dict[PartitionId, 
 def refuse(sent: list[Sent], error: BaseException | None) -> None:
     """Only errors that say that nothing was kept make a refusal."""
     assert isinstance(error, MillstreamError), error
-    if error.code not in ("outcome_unknown", "storage_failed", "disk_full", "too_many_files"):
+    if error.code not in ("outcome_unknown", "storage_failed"):
         for one in sent:
             one.is_refused = True

@@ -6,7 +6,7 @@ Standard output tells, a line at a time and before anything else happens, what i
 acknowledged:
 
     ready
-    sent <serial> [<serial> …]                                the parts of one append
+    sent <serial>@<topic>/<partition> [ … ]                   the parts of one append
     kept <serial>@<topic>/<partition>:<offset> [ … ]          the same parts, with their places
 
 A serial ends with `-` and the record's key.
@@ -66,7 +66,7 @@ class Worker:
     async def run(self) -> None:
         while True:
             parts = [self.part(chance) for chance in [self.random.random()] * self.parts()]
-            tell("sent " + " ".join(serial for serial, _, _ in parts))
+            tell("sent " + " ".join(f"{serial}@{id}" for serial, id, _ in parts))
             if len(parts) == 1:
                 offsets = [await self.engine.append(parts[0][1], parts[0][2])]
             else:

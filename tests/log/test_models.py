@@ -181,7 +181,7 @@ class PartitionMachine(RuleBasedStateMachine):
 
     @rule()
     def sweep(self) -> None:
-        self.partition.sweep(1.0)
+        self.partition.sweep(1.0).run()
 
     @rule(cut_power=st.booleans())
     def reopen(self, cut_power: bool) -> None:

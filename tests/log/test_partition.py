@@ -242,8 +242,8 @@ def test_trim_lets_go_of_whole_segments() -> None:
     assert partition.start_offset == middle
     assert partition.segments[0].base_offset == middle - 1
     assert len(partition.doomed) == 3
-    assert partition.sweep(before=5.0) == 0
-    assert partition.sweep(before=5.1) == 3
+    assert partition.sweep(before=5.0).run() == 0
+    assert partition.sweep(before=5.1).run() == 3
     assert partition.doomed == []
     logs = [name for name in partition.disk.list_directory("/p") if name.endswith(".log")]
     assert len(logs) == len(partition.segments)

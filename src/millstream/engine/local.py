@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -17,6 +18,7 @@ from millstream.engine.upkeep import Upkeep, UpkeepSettings
 from millstream.errors import (
     AppendTooLarge,
     EngineStopped,
+    LogDamaged,
     MillstreamError,
     OffsetOutOfRange,
     StorageFailed,
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # What any restart may find and do, and no reason to worry.
-ROUTINE = frozenset(("removed", "sealed", "tail cut"))
+ROUTINE = frozenset(("removed", "sealed", "tail cut", "journal tail cut"))
 # How long `stop` waits for threads that are at work, before it leaves the rest to recovery.
 STOP_WAIT_S = 8.0
 STOP_POLL_S = 0.005
@@ -68,6 +70,7 @@ class ReadCounts:
     cached: int = 0
     cold: int = 0
     bytes: int = 0
+    damaged: int = 0
 
 
 class LocalEngine:
@@ -97,7 +100,7 @@ class LocalEngine:
         scheduler: Scheduler | None = None,
     ) -> None:
         self._disk = disk
-        self._root = root
+        self._root = os.path.abspath(root)
         self._clock = clock
         self._options = options
         self._scheduler = scheduler
@@ -230,6 +233,9 @@ class LocalEngine:
         partition = self._running().partition(id)
         if header is None:
             header = batches.verify(batch, bytes_max=partition.settings.batch_bytes_max)
+        if partition.settings.compact and not header.is_control:
+            # Compaction will have to open it: what does not open is refused here.
+            batches.keys(batch)
         return Append(partition, batch, header)
 
     def producer_id(self) -> Pending[int]:
@@ -296,10 +302,8 @@ class LocalEngine:
                     self.reads.bytes += len(chunk.data)
                     return Pending.of(chunk)
                 offset = chunk.next_offset
-        except MillstreamError as error:
-            return Pending.failed(error)
-        except OSError as error:
-            return Pending.failed(_read_failed(error))
+        except (MillstreamError, OSError) as error:
+            return Pending.failed(self._refused(error))
         return self._read_cold(partition, plan)
 
     def _read_cold(self, partition: Partition, plan: ReadPlan) -> Pending[Chunk]:
@@ -323,7 +327,7 @@ class LocalEngine:
                 self._install(plan, result[0])
             segment.release()
             if result is None:
-                pending.fail(_of_partition(partition, error))
+                pending.fail(self._refused(_of_partition(partition, error)))
             elif not len(result[1].data):
                 rest = self.read(partition.id, result[1].next_offset, plan.bytes_max)
                 rest.then(_pass_to(pending))
@@ -334,6 +338,13 @@ class LocalEngine:
 
         self._schedule().background(work, done)
         return pending
+
+    def _refused(self, error: BaseException) -> BaseException:
+        """Damage that a read meets is told to whoever runs the broker, not to the reader only."""
+        if isinstance(error, LogDamaged):
+            self.reads.damaged += 1
+            _logger().warning("damage met", **error.fields)
+        return _read_failed(error)
 
     def _install(self, plan: ReadPlan, loaded: Loaded) -> None:
         segment = plan.segment
@@ -499,7 +510,7 @@ class LocalEngine:
         return Health(self._committer.failure is None, self._committer.failure)
 
     def metrics(self) -> list[Metric]:
-        """Totals, read from plain counters; per partition numbers come with topics."""
+        """Totals, read from plain counters."""
         store, commit, upkeep = self._store, self._committer, self._upkeep
         if store is None or commit is None or upkeep is None:
             return []
@@ -507,12 +518,18 @@ class LocalEngine:
         rows: list[tuple[str, str, str, float]] = [
             ("appends", "counter", "Appends answered.", counts.appends),
             ("append_bytes", "counter", "Bytes appended.", counts.bytes),
-            ("appends_refused", "counter", "Appends refused by a full disk.", counts.refused),
+            (
+                "appends_refused",
+                "counter",
+                "Appends refused: no room, no files, too many waiting.",
+                counts.refused,
+            ),
             ("appends_repeated", "counter", "Repeats that were answered.", counts.duplicates),
             ("sync_rounds", "counter", "Syncs, each for many appends.", counts.rounds),
             ("reads_cached", "counter", "Reads from the page cache.", reads.cached),
             ("reads_cold", "counter", "Reads that waited for the disk.", reads.cold),
             ("read_bytes", "counter", "Bytes read.", reads.bytes),
+            ("reads_damaged", "counter", "Reads that met damage.", reads.damaged),
             ("checkpoints", "counter", "Checkpoints written.", work.checkpoints),
             ("segments_sealed", "counter", "Segments sealed.", work.seals),
             ("segments_retired", "counter", "Removed by retention.", work.segments_retired),
@@ -523,7 +540,7 @@ class LocalEngine:
             ("topics", "gauge", "Topics.", len(store.topics)),
             ("partitions", "gauge", "Partitions.", len(store.partitions)),
             ("leader_epoch", "gauge", "Starts of this log, counted.", store.leader_epoch),
-            ("writable", "gauge", "1 unless the disk has failed.", commit.failure is None),
+            ("writable", "gauge", "1 unless the disk has failed.", int(commit.failure is None)),
         ]
         return [
             Metric(f"millstream_log_{name}", kind, help_, value)

@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Callable, Generator
 from typing import Generic, TypeVar, cast
 
+import structlog
+
 T = TypeVar("T")
 _UNSET = object()
 
@@ -52,7 +54,7 @@ class Pending(Generic[T]):
     def then(self, callback: Callable[[Pending[T]], None]) -> None:
         """Call when done; at once when it is done already."""
         if self.is_done:
-            callback(self)
+            self._call(callback)
         elif self._callbacks is None:
             self._callbacks = [callback]
         else:
@@ -72,7 +74,14 @@ class Pending(Generic[T]):
     def _run(self) -> None:
         callbacks, self._callbacks = self._callbacks, None
         for callback in callbacks or ():
+            self._call(callback)
+
+    def _call(self, callback: Callable[[Pending[T]], None]) -> None:
+        """A callback that fails is its owner's business: who completes this one goes on."""
+        try:
             callback(self)
+        except Exception:  # noqa: BLE001
+            structlog.get_logger("millstream.engine").exception("a callback failed")
 
     def __await__(self) -> Generator[object, None, T]:
         if not self.is_done:

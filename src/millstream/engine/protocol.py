@@ -100,7 +100,10 @@ class Engine(Protocol):
         partitions: int,
         settings: PartitionSettings,
         uuid: bytes | None = None,
-    ) -> Pending[Topic]: ...
+    ) -> Pending[Topic]:
+        """Make a topic. The engine keeps its name, UUID and partitions; settings are the
+        broker's to keep, and it gives them again with `alter` after a start."""
+        ...
 
     def alter(
         self,

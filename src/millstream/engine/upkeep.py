@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from millstream.clock import Clock
     from millstream.engine.commit import Committer
     from millstream.engine.scheduler import Cancel, Scheduler
-    from millstream.log.partition import Partition
+    from millstream.log.partition import Partition, SweepJob
     from millstream.log.store import CheckpointJob, Store
 
 # Sealed segments that stay open for reading: each holds a file and its indexes in memory.
@@ -36,7 +36,7 @@ class UpkeepSettings:
     checkpoint_interval_s: float = 60.0
     journal_bytes: int = 64 * 1024 * 1024
     retention_interval_s: float = 300.0
-    compaction_interval_s: float = 300.0
+    compaction_interval_s: float = 900.0
     file_delete_delay_s: float = 60.0
 
 
@@ -381,12 +381,18 @@ class Upkeep:
         before = self._clock.monotonic() - self._settings.file_delete_delay_s
         before = min(before, self._checkpoint_began)
         for partition in self._store.partitions.values():
-            if partition.doomed:
-                try:
-                    partition.sweep(before)
-                except OSError as error:
-                    name = str(partition.id)
-                    _logger().warning("unlink failed", partition=name, error=str(error))
+            if partition.doomed and not self._is_stopped:
+                self._sweep(partition.sweep(before))
+
+    def _sweep(self, job: SweepJob) -> None:
+        def done(_: int | None, error: BaseException | None) -> None:
+            if error is not None and not job.partition.is_closed:
+                job.abandon()
+                name = str(job.partition.id)
+                _logger().warning("unlink failed", partition=name, error=str(error))
+
+        if job.swept:
+            self._scheduler.background(job.run, done)
 
     def _failed(self, what: str, error: BaseException) -> None:
         """A background step on the disk failed. Without room, or files, it is done again later;

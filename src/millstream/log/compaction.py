@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from crc32c import crc32c
 
+from millstream.errors import BatchInvalid
 from millstream.log import batch as batches
 from millstream.log.disk import Disk, SystemDisk, read_file
 from millstream.log.partition import remove_segment_files
@@ -132,9 +133,7 @@ class _Run:
             if room <= 0 and newest:
                 return count
             for _, header, data in _batches_of(segment):
-                if header.is_control:
-                    continue
-                for offset, key, _ in batches.keys(data):
+                for offset, key, _ in _keys(header, data) or ():
                     if key is None:
                         continue
                     if key not in newest:
@@ -208,13 +207,14 @@ class _Run:
     def _kept(self, header: Header, data: memoryview) -> bytes | memoryview | None:
         """The batch as it is when nothing goes, without what goes, or None."""
         self._records[0] += header.count
-        if header.is_control:
+        keys = _keys(header, data)
+        if keys is None:
             self._records[1] += header.count
             return data
         drops_tombstones = header.max_timestamp < self._job.tombstones_before_ms
         newest = self._newest
         keep: set[int] = set()
-        for offset, key, is_tombstone in batches.keys(data):
+        for offset, key, is_tombstone in keys:
             if key is not None:
                 if newest.get(key, offset) > offset:
                     continue
@@ -225,6 +225,17 @@ class _Run:
         if len(keep) == header.count:
             return data
         return batches.retain(data, keep) if keep else None
+
+
+def _keys(header: Header, data: memoryview) -> list[tuple[int, bytes | None, bool]] | None:
+    """None for a batch that is kept as it is: a control batch, or one that does not open. Such
+    a one can be there from before its topic was compacted, and must not stop compaction."""
+    if header.is_control:
+        return None
+    try:
+        return batches.keys(data)
+    except BatchInvalid:
+        return None
 
 
 def _batches_of(segment: Segment) -> Iterator[tuple[int, Header, memoryview]]:

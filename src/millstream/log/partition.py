@@ -140,6 +140,22 @@ class SyncJob:
             segment.release()
 
 
+@dataclass(frozen=True, slots=True)
+class SweepJob:
+    """Files to unlink. What fails is found again at the next start, or by the next sweep."""
+
+    partition: Partition
+    swept: list[Doomed]
+
+    def run(self) -> int:
+        for doomed in self.swept:
+            remove_segment_files(self.partition.disk, doomed.segment.path)
+        return len(self.swept)
+
+    def abandon(self) -> None:
+        self.partition.doomed.extend(self.swept)
+
+
 class Partition:
     __slots__ = (
         "changed",
@@ -585,19 +601,14 @@ class Partition:
         self.changed = True
         return True
 
-    def sweep(self, before: float) -> int:
-        """Unlink segments that left the log before a moment; answers how many."""
-        keep: list[Doomed] = []
-        swept = 0
-        for doomed in self.doomed:
-            if doomed.since >= before or doomed.segment.readers:
-                keep.append(doomed)
-                continue
+    def sweep(self, before: float) -> SweepJob:
+        """Close segments that left the log before a moment. The job unlinks them, in a thread:
+        taking away a large file takes a while."""
+        swept = [one for one in self.doomed if one.since < before and not one.segment.readers]
+        self.doomed = [one for one in self.doomed if one not in swept]
+        for doomed in swept:
             doomed.segment.close()
-            remove_segment_files(self.disk, doomed.segment.path)
-            swept += 1
-        self.doomed = keep
-        return swept
+        return SweepJob(self, swept)
 
     def _unlink(self, path: str) -> None:
         try:

@@ -190,6 +190,11 @@ class Segment:
         self.readers = 0
         self.is_retired = False
 
+    @property
+    def place(self) -> str:
+        """Topic, partition and file: what a user may know of where it lies."""
+        return "/".join([*self.path.split("/")[-3:-1], os.path.basename(self.path) + ".log"])
+
     # ---- opening and closing
 
     def create(self, now_ms: int, intervals: Intervals) -> None:
@@ -209,8 +214,8 @@ class Segment:
         seal = read_seal(self.disk, self.path)
         if seal is None or seal.size != self.disk.size_of(self.path + ".log"):
             raise LogDamaged(
-                f"the seal of {self.path}.log is missing or does not fit; run `mill log repair`",
-                segment=self.path,
+                f"the seal of {self.place} is missing or does not fit; run `mill log repair`",
+                segment=self.place,
                 first=self.base_offset,
                 last=max(self.base_offset, self.next_offset - 1),
             )
@@ -434,9 +439,9 @@ class Segment:
             return batches.read_header(data, position)
         except BatchInvalid as error:
             raise LogDamaged(
-                f"{self.path}.log has a batch that cannot be read ({error.message}); "
+                f"{self.place} has a batch that cannot be read ({error.message}); "
                 "run `mill log verify`",
-                segment=self.path,
+                segment=self.place,
                 first=self.base_offset,
                 last=max(self.base_offset, self.next_offset - 1),
             ) from error
@@ -450,9 +455,9 @@ class Segment:
         ]
         last = self.base_offset + after[0] - 1 if after else max(first, self.next_offset - 1)
         return LogDamaged(
-            f"{self.path}.log is damaged between offsets {first} and {last}; "
+            f"{self.place} is damaged between offsets {first} and {last}; "
             f"go on at {last + 1}, or run `mill log verify`",
-            segment=self.path,
+            segment=self.place,
             first=first,
             last=last,
         )

@@ -411,7 +411,7 @@ def _recover(store: Store, now_ms: int) -> None:
         partition.leader_epoch = store.leader_epoch
     store.checkpoint(now_ms)
     for partition in store.partitions.values():
-        partition.sweep(math.inf)
+        partition.sweep(math.inf).run()
     for name in disk.list_directory(f"{root}/journal"):
         if name.endswith((".journal", ".new")):
             disk.unlink(f"{root}/journal/{name}")
@@ -540,8 +540,8 @@ def list_topics(disk: Disk, root: str) -> Iterator[tuple[Topic, list[int]]]:
 def store_locked(disk: Disk, root: str) -> StoreLocked:
     pid = (read_file(disk, f"{root}/lock") or b"").decode(errors="replace").strip()
     return StoreLocked(
-        f"a broker runs on {root} already, with process id {pid or 'unknown'}; "
-        "stop it, or choose another data directory",
+        f"{root} is in use: a broker runs on it already, with process id {pid or 'unknown'}, or "
+        "`mill log` is reading it; wait or stop it, or choose another data directory",
         path=root,
         pid=pid,
     )
@@ -557,7 +557,8 @@ def topic_directory(name: str, uuid: bytes) -> str:
 def check_topic_name(name: str) -> None:
     if not TOPIC_NAME.fullmatch(name) or name in (".", ".."):
         raise TopicNameInvalid(
-            f"{name[:260]!r} is not a topic name: 1 to 249 of letters, digits, `.`, `_` and `-`",
+            f"{name[:260]!r} is not a topic name: 1 to 249 of letters, digits, `.`, `_` and `-`, "
+            "and not `.` or `..` alone",
             topic=name[:260],
         )
 

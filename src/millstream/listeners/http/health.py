@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 def health_routes(status: Status, metrics: Metrics) -> APIRouter:
     routes = APIRouter(tags=["health"])
 
-    @routes.get("/health", summary="Whether the broker can do its work", response_model=None)
+    @routes.api_route(
+        "/health",
+        methods=["GET", "HEAD"],
+        summary="Whether the broker can do its work",
+        response_model=None,
+    )
     async def health(request: Request) -> Response:
         state = status.health()
         code = HTTPStatus.OK if state.ok else HTTPStatus.SERVICE_UNAVAILABLE
@@ -39,12 +44,22 @@ def health_routes(status: Status, metrics: Metrics) -> APIRouter:
             page |= {"error": "unhealthy", "message": reason}
         return json_answer(page, code)
 
-    @routes.get("/livez", summary="Whether the process answers", response_model=None)
+    @routes.api_route(
+        "/livez",
+        methods=["GET", "HEAD"],
+        summary="Whether the process answers",
+        response_model=None,
+    )
     async def livez() -> Response:
         # To answer at all is the proof: one loop runs everything.
         return json_answer({"status": "ok"})
 
-    @routes.get("/readyz", summary="Whether clients are served", response_model=None)
+    @routes.api_route(
+        "/readyz",
+        methods=["GET", "HEAD"],
+        summary="Whether clients are served",
+        response_model=None,
+    )
     async def readyz() -> Response:
         if status.phase == "ready":
             return json_answer({"status": "ok"})
