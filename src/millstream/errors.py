@@ -219,3 +219,92 @@ class EngineStopped(MillstreamError):
 
     code = "engine_stopped"
     retriable = True
+
+
+# ---- requests
+
+
+class BrokerUnreachable(MillstreamError):
+    """No broker answers where a command looks for one; fields: server."""
+
+    code = "broker_unreachable"
+    retriable = True
+
+
+class ParameterInvalid(MillstreamError):
+    """A parameter of a request is out of range or of the wrong kind; fields: parameter."""
+
+    code = "parameter_invalid"
+
+
+class ForeignRequest(MillstreamError):
+    """A web page from elsewhere, or a host name that is not ours."""
+
+    code = "foreign_request"
+
+
+class BodyInvalid(MillstreamError):
+    """The body of a request does not have the form that the route asks for."""
+
+    code = "body_invalid"
+
+
+# ---- queues
+
+
+class QueueNameInvalid(MillstreamError):
+    """A name that is empty, too long or has a character that is not allowed."""
+
+    code = "queue_name_invalid"
+
+
+class QueueUnknown(MillstreamError):
+    """There is no queue of that name; fields: queue_name."""
+
+    code = "queue_not_found"
+
+
+class QueueFull(MillstreamError):
+    """No room in the queue, by count or by bytes; fields: queue_name, queue_capacity."""
+
+    code = "queue_full"
+    retriable = True
+
+
+class MemoryFull(MillstreamError):
+    """No room in all queues together; fields: limit_bytes."""
+
+    code = "memory_full"
+    retriable = True
+
+
+class TooManyQueues(MillstreamError):
+    """As many queues as are allowed; fields: queues_max."""
+
+    code = "too_many_queues"
+    retriable = True
+
+
+class MessageTooLarge(MillstreamError):
+    """A message is larger than the limit; fields: limit_bytes."""
+
+    code = "message_too_large"
+
+
+class SnapshotInvalid(MillstreamError):
+    """A snapshot's name, or its content, cannot be used. The queue is as it was."""
+
+    code = "snapshot_invalid"
+
+
+class SnapshotUnknown(MillstreamError):
+    """There is no snapshot of that name; fields: file."""
+
+    code = "snapshot_not_found"
+
+
+class SnapshotFailed(MillstreamError):
+    """The disk refused a snapshot. What was there before is still there; fields: file."""
+
+    code = "snapshot_failed"
+    retriable = True
