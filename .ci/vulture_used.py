@@ -8,3 +8,6 @@ _.grpc  # `mill config show` prints every field of Settings by its name in the t
 _.kafka
 _.retriable  # clients read it
 _.peer_values  # in the JSON of `mill bench`
+_.eof_received  # the event loop calls it
+_.keep_alive  # uvicorn's cycles
+_.disconnected

@@ -84,6 +84,15 @@ class Settings:
     metrics: Address | None
     allowed_hosts: tuple[str, ...]
 
+    queue_capacity: int
+    queue_bytes_max: int
+    queues_bytes_max: int
+    queues_max: int
+    message_bytes_max: int
+    body_bytes_max: int
+    snapshot_at_stop: Literal["on", "off"]
+    snapshot_interval_ms: int | None
+
     log_level: Literal["debug", "info", "warning", "error"]
     log_format: Literal["json", "pretty", "auto"]
 
@@ -314,7 +323,7 @@ _RETENTION = _section(
     (
         "retention_age",
         "retention_age_ms",
-        Duration(SECOND_MS, unlimited=True),
+        Duration(SECOND_MS, otherwise="unlimited"),
         "7d",
         "How long records are kept, unless their topic says otherwise. A file is removed when "
         "its newest record is older.",
@@ -361,7 +370,73 @@ _RETENTION = _section(
     ),
 )
 
-TABLE: tuple[Setting, ...] = _THE_BROKER + _LISTENERS + _LOGS + _DURABILITY + _RETENTION
+_QUEUES = _section(
+    "Queues",
+    (
+        "queue_capacity",
+        "queue_capacity",
+        Integer(1, 2**31 - 1),
+        "100000",
+        "How many messages a queue holds, unless `PUT /queues/{name}` says otherwise. One more is "
+        "refused with 429 and `queue_full`.",
+    ),
+    (
+        "queue_bytes_max",
+        "queue_bytes_max",
+        Size(KIB, 1024 * GIB),
+        "256M",
+        "How many bytes of messages a queue holds, unless `PUT /queues/{name}` says otherwise.",
+    ),
+    (
+        "queues_bytes_max",
+        "queues_bytes_max",
+        Size(KIB, 1024 * GIB),
+        "1G",
+        "How many bytes of messages all queues hold together. Past it, enqueue is refused with "
+        "429 and `memory_full`, whatever room a queue still has.",
+    ),
+    (
+        "queues_max",
+        "queues_max",
+        Integer(1, 10_000_000),
+        "1000",
+        "How many queues there may be. Making one more is refused with 429 and `too_many_queues`.",
+    ),
+    (
+        "message_bytes_max",
+        "message_bytes_max",
+        Size(1, GIB),
+        "128K",
+        "The largest message of a queue, and the largest body of an enqueue. More is a 413.",
+    ),
+    (
+        "body_bytes_max",
+        "body_bytes_max",
+        Size(KIB, GIB),
+        "16M",
+        "The largest body of any other request, such as a batch of messages. More is a 413.",
+    ),
+    (
+        "snapshot_at_stop",
+        "snapshot_at_stop",
+        Choice(("on", "off")),
+        "off",
+        "Whether queues outlive a restart: what they hold when the broker stops is written to "
+        "`snapshots/` in the data directory, and loaded at the next start. A broker that is "
+        "killed writes nothing; the next start then loads the snapshot before, and messages that "
+        "were dequeued since are there again.",
+    ),
+    (
+        "snapshot_interval",
+        "snapshot_interval_ms",
+        Duration(SECOND_MS, 24 * HOUR_MS, otherwise="off"),
+        "off",
+        "How often queues that changed are written to `snapshots/`, to be loaded at the next "
+        "start. A crash loses what was enqueued since, and brings back what was dequeued since.",
+    ),
+)
+
+TABLE: tuple[Setting, ...] = _THE_BROKER + _LISTENERS + _LOGS + _QUEUES + _DURABILITY + _RETENTION
 BY_NAME: Mapping[str, Setting] = MappingProxyType({setting.name: setting for setting in TABLE})
 
 
@@ -438,6 +513,13 @@ _Check = tuple[
     Callable[[Mapping[str, Any]], str],
 ]
 _CHECKS: tuple[_Check, ...] = (
+    (
+        "message_bytes_max",
+        ("message_bytes_max", "body_bytes_max"),
+        lambda v: v["message_bytes_max"] <= v["body_bytes_max"],
+        "is larger than the largest body, which a batch of one message must fit into",
+        lambda v: f"use at most body_bytes_max, {show_size(v['body_bytes_max'])}",
+    ),
     (
         "segment_bytes",
         ("segment_bytes", "batch_bytes_max"),

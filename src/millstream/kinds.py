@@ -90,22 +90,22 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """Time, kept in milliseconds. None stands for `unlimited`."""
+    """Time, kept in milliseconds. None stands for `otherwise`, a word such as `unlimited`."""
 
     minimum_ms: int = 0
     maximum_ms: int = DURATION_MS_MAX
-    unlimited: bool = False
+    otherwise: str | None = None
 
     @property
     def expects(self) -> str:
         return (
             f"a duration from {show_duration(self.minimum_ms)} to "
             f"{show_duration(self.maximum_ms)}, such as 500ms, 30s, 5m, 24h or 7d"
-            f"{', or `unlimited`' if self.unlimited else ''}"
+            f"{f', or `{self.otherwise}`' if self.otherwise else ''}"
         )
 
     def parse(self, text: str) -> int | None:
-        if self.unlimited and text.lower() == "unlimited":
+        if self.otherwise is not None and text.lower() == self.otherwise:
             return None
         match = _DURATION.fullmatch(text)
         if match is None:
@@ -116,7 +116,7 @@ class Duration:
         return duration_ms
 
     def show(self, value: object) -> str:
-        return "unlimited" if value is None else show_duration(_integer(value))
+        return str(self.otherwise) if value is None else show_duration(_integer(value))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,26 +11,33 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterable
+import time
+from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 import uvloop
 
 import millstream
+from millstream.broker.queues import DEFAULT_QUEUE, QueueLimits, Queues
+from millstream.broker.snapshots import Snapshots
+from millstream.broker.timers import Timers
 from millstream.clock import Clock, SystemClock
 from millstream.engine.local import LocalEngine, LocalOptions
 from millstream.engine.upkeep import UpkeepSettings
-from millstream.errors import SettingInvalid, StoreLocked
+from millstream.errors import MillstreamError, SettingInvalid, StoreLocked
 from millstream.kinds import Address
 from millstream.listeners.http.app import http_app, metrics_app
 from millstream.listeners.http.guard import Guard, guard_metrics
 from millstream.listeners.http.listener import HttpListener
+from millstream.listeners.http.queue_lane import BodyLimits, QueueLane
 from millstream.log.disk import SystemDisk
 from millstream.log.partition import PartitionSettings
 from millstream.log.segment import Intervals
+from millstream.log.snapshot import SnapshotFolder
 from millstream.log.store import StoreOptions
 from millstream.observe.logs import configure_logs, get_logger
 from millstream.observe.metrics import Metrics, Row, families
+from millstream.observe.queues import queue_metrics
 from millstream.observe.status import Health, Status
 from millstream.process import bind, lock_owner, notify_systemd, raise_open_files
 
@@ -42,6 +49,9 @@ if TYPE_CHECKING:
     from millstream.config import Settings
 
 LOCK_FILE = "lock"
+SNAPSHOT_FOLDER = "snapshots"
+# Inside the other; a file that a user names cannot begin with a dot.
+OWN_SNAPSHOT_FOLDER = ".own"
 # The journal is cut by files: with a few of them, a cut frees most of it.
 JOURNAL_FILES = 4
 # An engine that is told to stop gets at least this long, also when requests used up the drain.
@@ -71,6 +81,29 @@ def open_engine(settings: Settings, clock: Clock) -> HouseEngine:
     except OSError as error:
         raise _data_unusable(settings, error) from error
     return LocalEngine(SystemDisk(), settings.data, clock, engine_options(settings))
+
+
+def queue_limits(settings: Settings) -> QueueLimits:
+    return QueueLimits(
+        capacity=settings.queue_capacity,
+        bytes_max=settings.queue_bytes_max,
+        total_bytes_max=settings.queues_bytes_max,
+        queues_max=settings.queues_max,
+        message_bytes_max=settings.message_bytes_max,
+    )
+
+
+def open_snapshots(settings: Settings, queues: Queues) -> Snapshots:
+    """In the data directory. Folders are made when the first file is written."""
+    asked = os.path.join(settings.data, SNAPSHOT_FOLDER)
+    own = os.path.join(asked, OWN_SNAPSHOT_FOLDER)
+    disk = SystemDisk()
+    return Snapshots(queues, SnapshotFolder(disk, asked), SnapshotFolder(disk, own))
+
+
+def _address_of(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return str(Address(host, port))
 
 
 def engine_options(settings: Settings) -> LocalOptions:
@@ -147,6 +180,12 @@ class Server:
         self._status = Status(node_id=settings.node_id, clock=clock)
         self._metrics = Metrics()
         self._metrics.register(self._status.metrics)
+        self._queues = Queues(queue_limits(settings), lambda: time.time_ns() // 1000)
+        self._queues.get_or_create(DEFAULT_QUEUE)
+        self._metrics.register(lambda: queue_metrics(self._queues))
+        self._snapshots = open_snapshots(settings, self._queues)
+        self._keeping: asyncio.Task[None] | None = None
+        self._lane: QueueLane | None = None
         self._guards: list[Guard] = []
         self._metrics.register(lambda: guard_metrics(self._guards))
 
@@ -191,6 +230,7 @@ class Server:
                 return
         except OSError as error:
             raise _data_unusable(self._settings, error) from error
+        await self._restore_queues()
         if "http" in listeners:
             await listeners["http"].start()
         self._warn_of_open_doors()
@@ -206,8 +246,14 @@ class Server:
         bound_seconds = self._settings.drain_timeout_ms / 1000
         log.info("draining", bound_seconds=bound_seconds)
         deadline = self._clock.monotonic() + bound_seconds
+        if self._lane is not None:
+            self._lane.drain()
         if "http" in listeners:
             await listeners["http"].stop(bound_seconds)
+        if self._keeping is not None:
+            self._keeping.cancel()
+        if self._settings.snapshot_at_stop == "on":
+            await self._keep_queues()
         rest = max(deadline - self._clock.monotonic(), ENGINE_STOP_SECONDS_MIN)
         try:
             await asyncio.wait_for(engine.stop(), rest)
@@ -216,35 +262,68 @@ class Server:
         if "metrics" in listeners:
             await listeners["metrics"].stop(METRICS_STOP_SECONDS)
 
+    async def _restore_queues(self) -> None:
+        """Queues as they were, when they are meant to outlive a restart."""
+        settings = self._settings
+        if settings.snapshot_at_stop == "off" and settings.snapshot_interval_ms is None:
+            return
+        restored, refused = await self._snapshots.restore()
+        for one in restored:
+            log.info("queue restored", queue=one.queue_name, messages=one.messages)
+        for bad in refused:
+            log.error("snapshot refused", file=bad.file, kept_as=bad.kept_as, why=bad.why)
+        if settings.snapshot_interval_ms is not None:
+            seconds = settings.snapshot_interval_ms / 1000
+            self._keeping = asyncio.create_task(self._keep_at_intervals(seconds))
+
+    async def _keep_at_intervals(self, seconds: float) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            await self._keep_queues()
+
+    async def _keep_queues(self) -> None:
+        try:
+            kept = await self._snapshots.keep()
+        except MillstreamError as error:
+            # The broker goes on: its queues are in memory, and the next time may be better.
+            log.error("queues not kept", why=error.message)
+        else:
+            log.info("queues kept", queues=len(kept), messages=sum(one.messages for one in kept))
+
     def _bind_listeners(self) -> dict[str, HttpListener]:
-        apps: dict[str, tuple[Address | None, Callable[[Status, Metrics], ASGIApp]]] = {
-            "http": (self._settings.http, http_app),
-            "metrics": (self._settings.metrics, metrics_app),
-        }
+        addresses = {"http": self._settings.http, "metrics": self._settings.metrics}
         bound: dict[str, socket.socket] = {}
         try:
-            for name, (address, _) in apps.items():
+            for name, address in addresses.items():
                 if address is not None:
                     bound[name] = bind(name, address)
         except BaseException:
             for taken in bound.values():
                 taken.close()
             raise
-        return {name: self._listener(name, apps[name][1], bound[name]) for name in bound}
+        makers = {"http": self._http_listener, "metrics": self._metrics_listener}
+        return {name: makers[name](taken) for name, taken in bound.items()}
 
-    def _listener(
-        self, name: str, app: Callable[[Status, Metrics], ASGIApp], bound: socket.socket
-    ) -> HttpListener:
+    def _http_listener(self, bound: socket.socket) -> HttpListener:
+        settings = self._settings
+        timers = Timers(self._clock, asyncio.get_running_loop().call_later)
+        app = http_app(self._status, self._metrics, self._queues, timers, self._snapshots)
+        guard = self._guard(app, "http")
+        limits = BodyLimits(settings.message_bytes_max, settings.body_bytes_max)
+        self._lane = QueueLane(self._queues, timers, guard, limits)
+        self._metrics.register(self._lane.metrics)
+        return HttpListener(guard, bound, name="http", address=_address_of(bound), lane=self._lane)
+
+    def _metrics_listener(self, bound: socket.socket) -> HttpListener:
+        guard = self._guard(metrics_app(self._status, self._metrics, self._queues), "metrics")
+        return HttpListener(guard, bound, name="metrics", address=_address_of(bound))
+
+    def _guard(self, app: ASGIApp, listener: str) -> Guard:
         settings = self._settings
         own_names = [address.host for address in (settings.http, settings.metrics) if address]
-        guard = Guard(
-            app(self._status, self._metrics),
-            listener=name,
-            hosts=[*settings.allowed_hosts, *own_names],
-        )
+        guard = Guard(app, listener=listener, hosts=[*settings.allowed_hosts, *own_names])
         self._guards.append(guard)
-        host, port = bound.getsockname()[:2]
-        return HttpListener(guard, bound, name=name, address=str(Address(host, port)))
+        return guard
 
     def _warn_of_open_doors(self) -> None:
         settings = self._settings

@@ -10,10 +10,15 @@ import time
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
+from millstream.broker.queues import QueueLimits, Queues
+from millstream.broker.snapshots import Snapshots
+from millstream.broker.timers import Timers
 from millstream.clock import ManualClock
 from millstream.kinds import Address
 from millstream.listeners.http.app import http_app
 from millstream.listeners.http.listener import HttpListener
+from millstream.log.disk import SystemDisk
+from millstream.log.snapshot import SnapshotFolder
 from millstream.observe.metrics import Metrics
 from millstream.observe.status import Status
 from millstream.process import bind
@@ -95,7 +100,16 @@ def test_a_bug_is_answered_without_its_details() -> None:
     async def scenario() -> tuple[int, dict[str, str]]:
         import httpx
 
-        app = http_app(Status(node_id=1, clock=ManualClock()), Metrics())
+        clock = ManualClock()
+        queues = Queues(QueueLimits(), lambda: 0)
+        folder = SnapshotFolder(SystemDisk(), "/nowhere")
+        app = http_app(
+            Status(node_id=1, clock=clock),
+            Metrics(),
+            queues,
+            Timers(clock, asyncio.get_running_loop().call_later),
+            Snapshots(queues, folder, folder),
+        )
 
         @app.get("/bug")
         async def bug() -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 NOUNS = {
     "serve": ("millstream.cli.serve", "Start a broker."),
     "config": ("millstream.cli.config", "Show the settings in force, and where they came from."),
+    "queue": ("millstream.cli.queue", "The queues of a running broker."),
     "log": ("millstream.cli.log", "Check, read and repair a data directory, without a broker."),
     "bench": ("millstream.cli.bench", "Measure this machine, against peers in the same run."),
 }

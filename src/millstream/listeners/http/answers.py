@@ -10,6 +10,7 @@ import msgspec
 from starlette.responses import Response
 
 from millstream import errors
+from millstream.listeners.http.answer import Answer
 
 if TYPE_CHECKING:
     from millstream.errors import MillstreamError
@@ -35,7 +36,17 @@ STATUS_OF_ERROR: Mapping[type[MillstreamError], int] = {
     errors.OutcomeUnknown: HTTPStatus.GATEWAY_TIMEOUT,
     errors.EngineBusy: HTTPStatus.TOO_MANY_REQUESTS,
     errors.EngineStopped: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.ForeignRequest: HTTPStatus.FORBIDDEN,
+    errors.QueueUnknown: HTTPStatus.NOT_FOUND,
+    errors.QueueFull: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.MemoryFull: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.TooManyQueues: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.MessageTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    errors.SnapshotUnknown: HTTPStatus.NOT_FOUND,
+    errors.SnapshotFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
 }
+# What a refused client should wait, in seconds, before it tries again.
+RETRY_AFTER = "1"
 
 
 def json_answer(content: object, status: int = HTTPStatus.OK) -> Response:
@@ -52,11 +63,28 @@ def error_answer(
 
 def answer_to(error: MillstreamError) -> Response:
     """The answer to an error of our own tree."""
+    plain = failure(error)
+    headers = {name.decode(): value.decode() for name, value in plain.headers}
+    return Response(plain.body, plain.status, headers=headers, media_type=JSON_TYPE)
+
+
+def failure(error: MillstreamError) -> Answer:
+    """The same, for routes that do without ASGI."""
+    status = status_of(error)
+    body = msgspec.json.encode(
+        {"error": error.code, "message": error.message, **error.fields}, enc_hook=str
+    )
+    is_busy = status == HTTPStatus.TOO_MANY_REQUESTS
+    headers = ((b"retry-after", RETRY_AFTER.encode()),) if is_busy else ()
+    return Answer(status, body, JSON_TYPE.encode(), headers)
+
+
+def status_of(error: MillstreamError) -> int:
     # Classes that the table names stand before those they come from in an error's own order.
     for kind in type(error).__mro__:
         if kind in STATUS_OF_ERROR:
-            return error_answer(STATUS_OF_ERROR[kind], error.code, error.message)
-    return error_answer(HTTPStatus.BAD_REQUEST, error.code, error.message)
+            return STATUS_OF_ERROR[kind]
+    return HTTPStatus.BAD_REQUEST
 
 
 def preferred(accept: str | None, *offers: str) -> str:

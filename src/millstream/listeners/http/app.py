@@ -12,29 +12,36 @@ import millstream
 from millstream.errors import MillstreamError
 from millstream.listeners.http.answers import answer_to, error_answer
 from millstream.listeners.http.health import health_routes
+from millstream.listeners.http.queue_routes import queue_routes
 from millstream.observe.logs import get_logger
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from millstream.broker.queues import Queues
+    from millstream.broker.snapshots import Snapshots
+    from millstream.broker.timers import Timers
     from millstream.observe.metrics import Metrics
     from millstream.observe.status import Status
 
 log = get_logger("http")
 
 
-def http_app(status: Status, metrics: Metrics) -> FastAPI:
+def http_app(
+    status: Status, metrics: Metrics, queues: Queues, timers: Timers, snapshots: Snapshots
+) -> FastAPI:
     """All routes."""
     app = _empty_app(openapi="/openapi.json")
-    app.include_router(health_routes(status, metrics))
+    app.include_router(health_routes(status, metrics, queues))
+    app.include_router(queue_routes(queues, timers, snapshots))
     return app
 
 
-def metrics_app(status: Status, metrics: Metrics) -> FastAPI:
+def metrics_app(status: Status, metrics: Metrics, queues: Queues) -> FastAPI:
     """The health and metrics pages, for a listener of their own."""
     app = _empty_app(openapi=None)
-    app.include_router(health_routes(status, metrics))
+    app.include_router(health_routes(status, metrics, queues))
     return app
 
 

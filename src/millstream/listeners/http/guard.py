@@ -21,13 +21,19 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
-from millstream.listeners.http.answers import error_answer
+from millstream.errors import ForeignRequest
+from millstream.listeners.http.answers import error_answer, failure
 from millstream.observe.metrics import counters
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from millstream.listeners.http.answer import Answer
+
+# The headers that tell, and how many combinations of them are remembered.
+TELLING = frozenset((b"host", b"origin", b"sec-fetch-site"))
+KNOWN_MAX = 1024
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -42,6 +48,7 @@ class Guard:
         self._names = frozenset(host for host in hosts if not host.startswith("."))
         self._suffixes = tuple(host for host in hosts if host.startswith("."))
         self._any_host = "*" in self._names
+        self._known: dict[tuple[tuple[bytes, bytes], ...], str | None] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
@@ -52,6 +59,20 @@ class Guard:
                 await error_answer(403, "foreign_request", why)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
+
+    def hot_objection(self, headers: list[tuple[bytes, bytes]]) -> Answer | None:
+        """As `objection`, for the fast lane: what was asked before is known."""
+        self.requests += 1
+        asked = tuple([pair for pair in headers if pair[0] in TELLING])
+        if asked not in self._known:
+            if len(self._known) >= KNOWN_MAX:
+                self._known.clear()
+            self._known[asked] = self.objection(Headers(raw=headers))
+        why = self._known[asked]
+        if why is None:
+            return None
+        self.refused += 1
+        return failure(ForeignRequest(why))
 
     def objection(self, headers: Headers) -> str | None:
         """Why a request is refused, or None."""

@@ -12,13 +12,15 @@ from starlette.responses import PlainTextResponse, Response
 import millstream
 from millstream.listeners.http.answers import JSON_TYPE, error_answer, json_answer, preferred
 from millstream.observe.metrics import TEXT_TYPE
+from millstream.observe.queues import detailed_page, health_fields, process_values
 
 if TYPE_CHECKING:
+    from millstream.broker.queues import Queues
     from millstream.observe.metrics import Metrics
     from millstream.observe.status import Status
 
 
-def health_routes(status: Status, metrics: Metrics) -> APIRouter:
+def health_routes(status: Status, metrics: Metrics, queues: Queues) -> APIRouter:
     routes = APIRouter(tags=["health"])
 
     @routes.api_route(
@@ -34,11 +36,12 @@ def health_routes(status: Status, metrics: Metrics) -> APIRouter:
         if preferred(request.headers.get("accept"), JSON_TYPE, "text/plain") == "text/plain":
             return PlainTextResponse("ok" if state.ok else reason, code)
         page: dict[str, object] = {
-            "status": "ok" if state.ok else "unhealthy",
+            "status": "healthy" if state.ok else "unhealthy",
             "phase": status.phase,
             "version": millstream.__version__,
             "node_id": status.node_id,
             "uptime_seconds": round(status.uptime_seconds, 3),
+            **health_fields(queues),
         }
         if not state.ok:
             page |= {"error": "unhealthy", "message": reason}
@@ -70,7 +73,11 @@ def health_routes(status: Status, metrics: Metrics) -> APIRouter:
     @routes.get("/metrics", summary="Prometheus text, or JSON if asked", response_model=None)
     async def metrics_page(request: Request) -> Response:
         if preferred(request.headers.get("accept"), "text/plain", JSON_TYPE) == JSON_TYPE:
-            return json_answer(metrics.values())
+            return json_answer(process_values(queues, status.uptime_seconds) | metrics.values())
         return Response(metrics.text(), headers={"content-type": TEXT_TYPE})
+
+    @routes.get("/metrics/detailed", summary="Prometheus text, for each queue", response_model=None)
+    async def detailed() -> Response:
+        return Response(detailed_page(queues), headers={"content-type": TEXT_TYPE})
 
     return routes

@@ -1,0 +1,352 @@
+"""`mill queue`: the queues of a running broker."""
+
+from __future__ import annotations
+
+import base64
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+from urllib.parse import quote, urlencode
+
+import msgspec
+import typer
+
+from millstream.cli.remote import DEFAULT_SERVER, Remote, Server
+from millstream.errors import BodyInvalid, MillstreamError, SettingInvalid
+from millstream.kinds import Size
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="The queues of a running broker: look at them, fill them, drain them.",
+)
+
+EXIT_EMPTY = 3
+# Lines of a pipe that go into one request, when they can: a broker takes bodies of this size
+# whatever its settings.
+BATCH = 100
+BATCH_BYTES = 64 * 1024
+RAW = "application/octet-stream"
+COLUMNS = ("name", "size", "capacity", "bytes", "waiting", "enqueued", "dequeued", "full")
+
+Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
+Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
+File = Annotated[
+    Optional[str],  # noqa: UP045  read at run time
+    typer.Option(
+        "--file",
+        metavar="NAME",
+        help="A name in the broker's snapshot folder; one that ends with .json is JSON. "
+        "By default QUEUE.snapshot.",
+    ),
+]
+
+
+@app.command("list")
+def list_queues(server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
+    """Print all queues, one a line."""
+    queues = Remote(server).call("GET", "/queues").json()["queues"]
+    if as_json:
+        _print_json(queues)
+        return
+    rows = [COLUMNS, *map(_row, queues)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, *numbers in rows:
+        aligned = [f"{text:>{width}}" for text, width in zip(numbers, widths[1:], strict=True)]
+        print("  ".join((f"{name:<{widths[0]}}", *aligned)))
+
+
+@app.command()
+def create(
+    name: Name,
+    capacity: Annotated[
+        Optional[int],  # noqa: UP045  read at run time
+        typer.Option("--capacity", metavar="N", min=1, help="How many messages it may hold."),
+    ] = None,
+    max_bytes: Annotated[
+        Optional[str],  # noqa: UP045  read at run time
+        typer.Option("--max-bytes", metavar="SIZE", help="How many bytes, such as 64M."),
+    ] = None,
+    server: Server = DEFAULT_SERVER,
+    as_json: Json = False,
+) -> None:
+    """Make a queue, or change the limits of one that is there."""
+    limits: dict[str, int] = {} if capacity is None else {"capacity": capacity}
+    if max_bytes is not None:
+        limits["max_bytes"] = _size(max_bytes)
+    reply = Remote(server).call("PUT", _path(name), msgspec.json.encode(limits))
+    _print_page(reply.json(), as_json)
+
+
+@app.command()
+def show(name: Name, server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
+    """Print what there is to know of a queue."""
+    _print_page(Remote(server).call("GET", _path(name)).json(), as_json)
+
+
+@app.command()
+def enqueue(
+    name: Name,
+    message: Annotated[
+        Optional[str],  # noqa: UP045  read at run time
+        typer.Argument(metavar="[MESSAGE]", help="Without it, each line of stdin is a message."),
+    ] = None,
+    is_json: Annotated[
+        bool, typer.Option("--payload", help="Messages are JSON, not bytes; the broker checks it.")
+    ] = False,
+    server: Server = DEFAULT_SERVER,
+    as_json: Json = False,
+) -> None:
+    """Append a message, or each line of a pipe.
+
+    When one is refused, what came before it has been enqueued, and the error says how many.
+    """
+    if message is None and sys.stdin.isatty():
+        raise typer.BadParameter("give a message, or pipe lines into this command")
+    messages = _lines() if message is None else iter([message.encode()])
+    remote, count = Remote(server), 0
+    try:
+        for done in _send(remote, name, messages, is_json):
+            count += done
+    except MillstreamError as error:
+        if message is not None:
+            raise
+        raise type(error)(f"{error.message}; {count} were enqueued before") from error
+    if as_json:
+        _print_json({"queue_name": name, "enqueued": count})
+    else:
+        print(f"enqueued {count}")
+
+
+@app.command()
+def dequeue(
+    name: Name,
+    count: Annotated[
+        int, typer.Option("--max", metavar="N", min=1, max=1000, help="At most so many messages.")
+    ] = 1,
+    timeout: Annotated[
+        float,
+        typer.Option("--timeout", metavar="SECONDS", min=0, max=30, help="Wait for the first."),
+    ] = 0.0,
+    server: Server = DEFAULT_SERVER,
+    as_json: Json = False,
+) -> None:
+    """Take the oldest messages and print them, one a line.
+
+    Ends with 3 when there is none.
+    """
+    path = f"{_path(name)}/dequeue?max={count}&timeout={timeout:g}"
+    reply = Remote(server).call("GET", path, wait_s=timeout)
+    if reply.status == 204:
+        raise typer.Exit(EXIT_EMPTY)
+    sys.stdout.flush()
+    for message in _messages.decode(reply.body).messages:
+        line = msgspec.json.encode(message) if as_json else _body(message)
+        sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()
+
+
+@app.command()
+def clear(name: Name, server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
+    """Drop all messages of a queue."""
+    page = Remote(server).call("POST", f"{_path(name)}/clear").json()
+    if as_json:
+        _print_json(page)
+    else:
+        print(f"cleared {page['cleared']}")
+
+
+@app.command()
+def delete(name: Name, server: Server = DEFAULT_SERVER) -> None:
+    """Remove a queue with its messages."""
+    Remote(server).call("DELETE", _path(name))
+
+
+@app.command()
+def persist(
+    name: Name, file: File = None, server: Server = DEFAULT_SERVER, as_json: Json = False
+) -> None:
+    """Write what a queue holds to a file of the broker."""
+    page = Remote(server).call("POST", f"{_path(name)}/persist{_query(file)}").json()
+    if as_json:
+        _print_json(page)
+    else:
+        print(f"persisted {page['messages']} to {page['file']}")
+
+
+@app.command()
+def load(
+    name: Name, file: File = None, server: Server = DEFAULT_SERVER, as_json: Json = False
+) -> None:
+    """Replace what a queue holds by what such a file holds."""
+    page = Remote(server).call("POST", f"{_path(name)}/load{_query(file)}").json()
+    if as_json:
+        _print_json(page)
+    else:
+        print(f"loaded {page['messages']} from {page['file']}")
+
+
+@app.command()
+def watch(
+    interval: Annotated[
+        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="How often it looks.")
+    ] = 1.0,
+    count: Annotated[
+        Optional[int],  # noqa: UP045  read at run time
+        typer.Option("--count", metavar="N", min=1, help="Look so often, then end."),
+    ] = None,
+    server: Server = DEFAULT_SERVER,
+) -> None:
+    """Show all queues as a live table, with their rates, until Ctrl-C."""
+    from rich.live import Live
+
+    remote = Remote(server)
+    before: dict[str, Any] = {}
+    last_s = time.monotonic()
+    with Live(auto_refresh=False) as live:
+        while count is None or count > 0:
+            queues = remote.call("GET", "/queues").json()["queues"]
+            now_s = time.monotonic()
+            live.update(_table(queues, before, now_s - last_s), refresh=True)
+            before, last_s = {queue["name"]: queue for queue in queues}, now_s
+            if count is not None:
+                count -= 1
+            if count != 0:
+                time.sleep(interval)
+
+
+# ---- messages
+
+
+class _Message(msgspec.Struct, omit_defaults=True):
+    payload: msgspec.Raw
+    enqueued_at: int
+    encoding: str | None = None
+
+
+class _Messages(msgspec.Struct):
+    messages: list[_Message]
+
+
+_messages = msgspec.json.Decoder(_Messages)
+
+
+def _body(message: _Message) -> bytes:
+    if message.encoding is None:
+        return bytes(message.payload)
+    return base64.b64decode(msgspec.json.decode(message.payload, type=str))
+
+
+def _lines() -> Iterator[bytes]:
+    for line in sys.stdin.buffer:
+        yield line.rstrip(b"\r\n")
+
+
+def _send(remote: Remote, name: str, messages: Iterable[bytes], is_json: bool) -> Iterator[int]:
+    """How many were taken, request by request. Bytes have no form for batches."""
+    path = f"{_path(name)}/enqueue"
+    if not is_json:
+        for message in messages:
+            remote.call("POST", path, message, media=RAW)
+            yield 1
+        return
+    for batch in _batches(messages):
+        body = b'{"payloads":[%b]}' % b",".join(batch)
+        yield remote.call("POST", f"{path}/batch", body).json()["queued"]
+
+
+def _batches(messages: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Each message is checked by itself: in a list, `1,2` would pass for two."""
+    batch: list[bytes] = []
+    size = 0
+    for number, message in enumerate(messages, 1):
+        try:
+            msgspec.json.decode(message)
+        except msgspec.MsgspecError as error:
+            raise BodyInvalid(f"message {number} is not JSON: {error}") from error
+        if batch and (len(batch) == BATCH or size + len(message) > BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(message)
+        size += len(message)
+    if batch:
+        yield batch
+
+
+# ---- what is printed
+
+
+def _row(queue: dict[str, Any]) -> tuple[str, ...]:
+    fields = ("size", "capacity", "bytes", "waiting")
+    totals = ("enqueued_total", "dequeued_total", "full_total")
+    return (queue["name"], *(f"{queue[field]:,}" for field in (*fields, *totals)))
+
+
+def _table(queues: list[dict[str, Any]], before: dict[str, Any], seconds: float) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold")
+    table.add_column("queue")
+    for column in ("size", "full", "bytes", "waiting", "in/s", "out/s", "refused"):
+        table.add_column(column, justify="right")
+    for queue in sorted(queues, key=lambda queue: -queue["size"]):
+        # A queue that is new, here or after a restart, has no rate yet.
+        old = before.get(queue["name"], queue)
+        rates = [
+            max(0.0, queue[total] - old[total]) / max(seconds, 0.001)
+            for total in ("enqueued_total", "dequeued_total")
+        ]
+        table.add_row(
+            queue["name"],
+            f"{queue['size']:,}",
+            f"{queue['utilization']:.0%}",
+            f"{queue['bytes']:,}",
+            f"{queue['waiting']:,}",
+            *(f"{rate:,.0f}" for rate in rates),
+            f"{queue['full_total']:,}",
+        )
+    return table
+
+
+def _print_page(page: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        _print_json(page)
+        return
+    width = max(map(len, page))
+    for name, value in page.items():
+        print(
+            f"{name:<{width}}  {value:,}" if isinstance(value, int) else f"{name:<{width}}  {value}"
+        )
+
+
+def _print_json(page: object) -> None:
+    print(msgspec.json.format(msgspec.json.encode(page)).decode())
+
+
+# ---- what is asked
+
+
+def _path(name: str) -> str:
+    return f"/queues/{quote(name, safe='')}"
+
+
+def _query(file: str | None) -> str:
+    return "" if file is None else "?" + urlencode({"file": file})
+
+
+def _size(text: str) -> int:
+    try:
+        size = Size(minimum=1).parse(text)
+    except ValueError as error:
+        raise SettingInvalid(
+            f"--max-bytes is {text!r}, which {error}; use {Size(1).expects}",
+            setting="max_bytes",
+            value=text,
+        ) from error
+    assert size is not None
+    return size

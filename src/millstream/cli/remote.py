@@ -1,0 +1,107 @@
+"""How commands talk to a broker: plain HTTP, by the standard library, so that they start quickly
+and work where only the light client is installed.
+"""
+
+from __future__ import annotations
+
+import http.client
+from typing import Annotated, Any, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+import typer
+
+from millstream import errors
+from millstream.errors import BrokerUnreachable, MillstreamError, SettingInvalid
+
+DEFAULT_SERVER = "http://127.0.0.1:8080"
+# Longer than a busy broker takes; a dequeue that waits gets its own time on top.
+PATIENCE_S = 30.0
+
+Server = Annotated[
+    str,
+    typer.Option(
+        "--server", metavar="URL", envvar="MILLSTREAM_SERVER", help="Where the broker is."
+    ),
+]
+
+
+class Reply(NamedTuple):
+    status: int
+    body: bytes
+
+    def json(self) -> Any:
+        return msgspec.json.decode(self.body)
+
+
+class Remote:
+    """A broker somewhere, over one connection that is kept open."""
+
+    def __init__(self, server: str) -> None:
+        self.server = server.rstrip("/")
+        self._connection = _connection(self.server)
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        media: str = "application/json",
+        wait_s: float = 0.0,
+    ) -> Reply:
+        """A request and its answer. What the broker refuses is raised as the error that it is."""
+        self._connection.timeout = PATIENCE_S + wait_s
+        headers = {"content-type": media, "accept": "application/json"}
+        try:
+            self._connection.request(method, path, body, headers)
+            answer = self._connection.getresponse()
+            reply = Reply(answer.status, answer.read())
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            raise self._unreachable(error) from error
+        if reply.status >= 400:
+            raise self._refusal(reply)
+        return reply
+
+    def _unreachable(self, error: Exception) -> BrokerUnreachable:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return BrokerUnreachable(
+            f"no broker answers at {self.server}: {why}; start one with `mill serve`, or name "
+            "another with --server or MILLSTREAM_SERVER",
+            server=self.server,
+        )
+
+    def _refusal(self, reply: Reply) -> MillstreamError:
+        try:
+            page = reply.json()
+            code, message = str(page["error"]), str(page["message"])
+        except (msgspec.MsgspecError, KeyError, TypeError):
+            return BrokerUnreachable(
+                f"what answers at {self.server} is no broker: it said {reply.status}",
+                server=self.server,
+            )
+        kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+        for kind in kinds:
+            if issubclass(kind, MillstreamError) and kind.code == code:
+                return kind(message)
+        # Of a broker that is newer, or of HTTP itself.
+        unknown: type[MillstreamError] = type("Refused", (MillstreamError,), {"code": code})
+        return unknown(message)
+
+
+def _connection(server: str) -> http.client.HTTPConnection:
+    try:
+        parts = urlsplit(server)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or parts.scheme not in ("http", "https") or parts.path:
+        raise SettingInvalid(
+            f"{server!r} is not where a broker can be; use a URL such as {DEFAULT_SERVER}",
+            setting="server",
+            value=server,
+        )
+    if parts.scheme == "https":
+        return http.client.HTTPSConnection(host, port)
+    return http.client.HTTPConnection(host, port)
