@@ -1,0 +1,201 @@
+"""Queues against a plain list, and who waits for what."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from millstream.broker.queues import Message, Queue, QueueLimits, Queues
+from millstream.errors import (
+    MemoryFull,
+    MessageTooLarge,
+    QueueFull,
+    QueueNameInvalid,
+    QueueUnknown,
+    TooManyQueues,
+)
+
+LIMITS = QueueLimits(
+    capacity=5, bytes_max=50, total_bytes_max=80, queues_max=3, message_bytes_max=20
+)
+
+
+class Taker:
+    def __init__(self, count_max: int = 1) -> None:
+        self.count_max = count_max
+        self.taken: list[list[bytes]] = []
+
+    def take(self, messages: list[Message]) -> None:
+        self.taken.append([message.body for message in messages])
+
+
+def make(limits: QueueLimits = LIMITS) -> tuple[Queues, Queue]:
+    queues = Queues(limits, lambda: 1_700_000_000_000_000)
+    return queues, queues.get_or_create("q")
+
+
+def bodies(messages: list[Message]) -> list[bytes]:
+    return [message.body for message in messages]
+
+
+def test_messages_come_out_in_the_order_in_which_they_went_in() -> None:
+    queues, queue = make()
+    for body in (b"a", b"b", b"c"):
+        assert queues.enqueue(queue, body, is_json=False) == 1_700_000_000_000_000
+    assert bodies(queues.dequeue(queue, 2)) == [b"a", b"b"]
+    assert bodies(queues.dequeue(queue, 2)) == [b"c"]
+    assert queues.dequeue(queue, 2) == []
+    assert (queue.enqueued_total, queue.dequeued_total, queues.bytes) == (3, 3, 0)
+
+
+def test_a_queue_is_full_by_count_by_bytes_and_by_all_of_them_together() -> None:
+    queues, queue = make()
+    for _ in range(LIMITS.capacity):
+        queues.enqueue(queue, b"x", is_json=False)
+    with pytest.raises(QueueFull):
+        queues.enqueue(queue, b"x", is_json=False)
+    large = queues.get_or_create("large")
+    queues.enqueue(large, b"y" * 20, is_json=False)
+    queues.enqueue(large, b"y" * 20, is_json=False)
+    with pytest.raises(QueueFull):
+        queues.enqueue(large, b"y" * 11, is_json=False)
+    queues.enqueue(large, b"y" * 10, is_json=False)
+    third = queues.get_or_create("third")
+    queues.enqueue(third, b"z" * 20, is_json=False)
+    with pytest.raises(MemoryFull):
+        queues.enqueue(third, b"z" * 6, is_json=False)
+    queues.enqueue(third, b"z" * 5, is_json=False)
+    assert queues.bytes == LIMITS.total_bytes_max
+
+
+def test_a_batch_goes_in_whole_or_not_at_all() -> None:
+    queues, queue = make()
+    queues.enqueue_many(queue, [b"a", b"b", b"c"], is_json=True)
+    with pytest.raises(QueueFull):
+        queues.enqueue_many(queue, [b"d", b"e", b"f"], is_json=True)
+    with pytest.raises(MessageTooLarge):
+        queues.enqueue_many(queue, [b"d", b"e" * 21], is_json=True)
+    assert bodies(queues.dequeue(queue, 10)) == [b"a", b"b", b"c"]
+
+
+def test_names_and_the_number_of_queues_are_bounded() -> None:
+    queues, _ = make()
+    for name in ("", "a/b", "a b", "ü", "x" * 256):
+        with pytest.raises(QueueNameInvalid):
+            queues.get_or_create(name)
+    queues.get_or_create("x" * 255)
+    queues.get_or_create("A-z_0.9")
+    with pytest.raises(TooManyQueues):
+        queues.get_or_create("fourth")
+    with pytest.raises(QueueUnknown):
+        queues.get("fourth")
+
+
+def test_who_waits_first_is_served_first_and_nobody_twice() -> None:
+    queues, queue = make()
+    first, second = Taker(), Taker()
+    queues.wait(queue, first)
+    queues.wait(queue, second)
+    queues.enqueue(queue, b"a", is_json=False)
+    queues.enqueue(queue, b"b", is_json=False)
+    queues.enqueue(queue, b"c", is_json=False)
+    assert (first.taken, second.taken) == ([[b"a"]], [[b"b"]])
+    assert bodies(queues.dequeue(queue, 5)) == [b"c"]
+
+
+def test_a_waiter_that_leaves_costs_nothing() -> None:
+    queues, queue = make()
+    gone, stays = Taker(), Taker()
+    queues.wait(queue, gone)
+    queues.wait(queue, stays)
+    assert queues.leave(queue, gone)
+    assert not queues.leave(queue, gone)
+    queues.enqueue(queue, b"a", is_json=False)
+    assert (gone.taken, stays.taken) == ([], [[b"a"]])
+
+
+def test_what_could_not_be_delivered_goes_back_to_the_front_in_order() -> None:
+    queues, queue = make()
+    for body in (b"a", b"b", b"c"):
+        queues.enqueue(queue, body, is_json=False)
+    taken = queues.dequeue(queue, 2)
+    queues.put_back(queue, taken)
+    assert bodies(queues.dequeue(queue, 3)) == [b"a", b"b", b"c"]
+
+
+def test_deleting_a_queue_ends_the_wait_of_its_waiters() -> None:
+    queues, queue = make()
+    waiter = Taker()
+    queues.wait(queue, waiter)
+    queues.delete("q")
+    assert waiter.taken == [[]]
+    with pytest.raises(QueueUnknown):
+        queues.get("q")
+
+
+class Machine(RuleBasedStateMachine):
+    """One queue of many operations, and a deque that does the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queues, self.queue = make()
+        self.model: deque[bytes] = deque()
+        self.waiting: deque[Taker] = deque()
+        self.delivered: list[bytes] = []
+        self.number = 0
+
+    def next_body(self, size: int) -> bytes:
+        self.number += 1
+        return (b"%d" % self.number).ljust(size, b".")
+
+    @rule(size=st.integers(1, 20))
+    def enqueue(self, size: int) -> None:
+        body = self.next_body(size)
+        fits = len(self.model) < 5 and sum(map(len, self.model)) + len(body) <= 50
+        if self.waiting:
+            self.queues.enqueue(self.queue, body, is_json=False)
+            assert self.waiting.popleft().taken == [[body]]
+        elif fits:
+            self.queues.enqueue(self.queue, body, is_json=False)
+            self.model.append(body)
+        else:
+            with pytest.raises(QueueFull):
+                self.queues.enqueue(self.queue, body, is_json=False)
+
+    @rule(count=st.integers(1, 4))
+    def dequeue(self, count: int) -> None:
+        expected = [self.model.popleft() for _ in range(min(count, len(self.model)))]
+        assert bodies(self.queues.dequeue(self.queue, count)) == expected
+
+    @rule()
+    def wait(self) -> None:
+        taker = Taker()
+        self.queues.wait(self.queue, taker)
+        if self.model:
+            assert taker.taken == [[self.model.popleft()]]
+        else:
+            self.waiting.append(taker)
+
+    @rule()
+    def leave(self) -> None:
+        if self.waiting:
+            assert self.queues.leave(self.queue, self.waiting.pop())
+
+    @rule()
+    def clear(self) -> None:
+        assert self.queues.clear(self.queue) == len(self.model)
+        self.model.clear()
+
+    @invariant()
+    def counts_are_right(self) -> None:
+        assert len(self.queue) == len(self.model)
+        assert self.queue.bytes == self.queues.bytes == sum(map(len, self.model))
+        assert len(self.queue.waiters) == len(self.waiting)
+
+
+Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+TestQueueModel = Machine.TestCase
