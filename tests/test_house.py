@@ -44,7 +44,7 @@ def test_functions_are_short() -> None:
 
 def test_files_are_short_and_narrow() -> None:
     wrong = []
-    for path in files(".py", ".pyx", ".pyi"):
+    for path in files(".py", ".pyx", ".pxi", ".pyi"):
         lines = path.read_text(encoding="utf-8").splitlines()
         name = path.relative_to(ROOT)
         if len(lines) > FILE_LINES_MAX:
@@ -60,7 +60,7 @@ def test_files_are_short_and_narrow() -> None:
 def test_nothing_is_put_off() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{number} {line.strip()}"
-        for path in files(".py", ".pyx", ".pyi")
+        for path in files(".py", ".pyx", ".pxi", ".pyi")
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if MARKERS.search(line)
     ]

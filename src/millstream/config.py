@@ -593,8 +593,11 @@ def _unknown_variables(environment: Mapping[str, str]) -> list[str]:
 
 
 def _did_you_mean(name: str, known: Mapping[str, Setting]) -> str | None:
-    close = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
-    return f"did you mean {close[0]}?" if close else None
+    # Without the prefix, which would make every variable look like every other.
+    bare = {one.removeprefix(ENVIRONMENT_PREFIX): one for one in known}
+    wanted = name.replace("-", "_").removeprefix(ENVIRONMENT_PREFIX)
+    close = difflib.get_close_matches(wanted, bare, n=1)
+    return f"did you mean {bare[close[0]]}?" if close else None
 
 
 def _invalid(problems: list[Problem]) -> SettingInvalid:

@@ -145,7 +145,6 @@ class Machine(RuleBasedStateMachine):
         self.queues, self.queue = make()
         self.model: deque[bytes] = deque()
         self.waiting: deque[Taker] = deque()
-        self.delivered: list[bytes] = []
         self.number = 0
 
     def next_body(self, size: int) -> bytes:

@@ -128,15 +128,21 @@ def write_file(disk: Disk, path: str, content: bytes) -> None:
     1. write beside it, 2. sync the bytes, 3. rename over it, 4. sync the directory.
     """
     temporary = path + ".new"
-    file = disk.open(temporary, "create")
+    write_synced(disk, temporary, content)
+    disk.rename(temporary, path)
+    disk.sync_directory(os.path.dirname(path))
+
+
+def write_synced(disk: Disk, path: str, content: bytes) -> None:
+    """Write a file and sync its bytes. Nothing tells whether a crash left it whole, so something
+    else must: a rename that comes after, or a checksum elsewhere."""
+    file = disk.open(path, "create")
     try:
         disk.truncate(file, 0)
         write_all(disk, file, [content], 0)
         disk.sync(file)
     finally:
         close_file(disk, file)
-    disk.rename(temporary, path)
-    disk.sync_directory(os.path.dirname(path))
 
 
 def read_file(disk: Disk, path: str) -> bytes | None:

@@ -36,7 +36,15 @@ from crc32c import crc32c
 from millstream.errors import BatchInvalid, LogDamaged
 from millstream.log import batch as batches
 from millstream.log.checks import BLOCK_BYTES, BlockChecks, catch_up
-from millstream.log.disk import Disk, close_file, read_file, sync_written, write_all, write_file
+from millstream.log.disk import (
+    Disk,
+    close_file,
+    read_file,
+    sync_written,
+    write_all,
+    write_file,
+    write_synced,
+)
 from millstream.log.index import NO_TIMESTAMP, SPAN_MAX, OffsetIndex, TimeIndex
 
 if TYPE_CHECKING:
@@ -566,7 +574,7 @@ class SealJob:
             (".timeindex", self.times),
             (".state", self.state),
         ):
-            write_cache(self.disk, self.path + suffix, content)
+            write_synced(self.disk, self.path + suffix, content)
         # A seal that survives a crash must not survive alone.
         self.disk.sync_directory(os.path.dirname(self.path))
         write_file(self.disk, self.path + ".seal", self._seal())
@@ -623,17 +631,6 @@ def read_seal(disk: Disk, path: str) -> Seal | None:
     whole = array("I", struct.unpack_from(f">{count}I", body, SEAL.size))
     checks = BlockChecks(whole.tobytes(), partial, size)
     return Seal(base, end, size, newest, index_crc, time_crc, state_crc, checks)
-
-
-def write_cache(disk: Disk, path: str, content: bytes) -> None:
-    """Write and sync a file that something else has a checksum of."""
-    file = disk.open(path, "create")
-    try:
-        disk.truncate(file, 0)
-        write_all(disk, file, [content], 0)
-        disk.sync(file)
-    finally:
-        close_file(disk, file)
 
 
 def _is_time_entry(times: TimeIndex, timestamp: int, intervals: Intervals) -> bool:
