@@ -132,6 +132,8 @@ class LaneProtocol(HttpToolsProtocol):
     """One connection. `routes` is set by `lane_class`, because uvicorn makes the instances."""
 
     routes: HotRoutes
+    # Connections with answers that are written at the end of this turn of the loop.
+    turn: list[LaneProtocol]
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
@@ -159,7 +161,8 @@ class LaneProtocol(HttpToolsProtocol):
         self._state_since = self.loop.time()
         if self._state in ("idle", "head"):
             self._head_bytes += len(data)
-        self._out = []
+        if self._out is None:
+            self._out = []
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -174,7 +177,7 @@ class LaneProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             self._refuse(BAD_REQUEST)
             return
-        self._flush()
+        self._flush_at_end_of_turn()
         if self._state == "head" and self._head_bytes > HEAD_BYTES_MAX:
             self._refuse(HEAD_TOO_LARGE)
 
@@ -203,9 +206,19 @@ class LaneProtocol(HttpToolsProtocol):
         self.parser = None  # type: ignore[assignment]
         found.take_over(self.transport, cast("set[object]", self.connections), rest)
 
+    def _flush_at_end_of_turn(self) -> None:
+        """Answer all connections of a turn together: a client that was woken by the first answer
+        need not be woken for the others, and waking it is the dearest part of an answer."""
+        if not self._out or self._line or self._running is not None:
+            self._flush()
+            return
+        if not self.turn:
+            self.loop.call_soon(_flush_turn, self.turn)
+        self.turn.append(self)
+
     def _flush(self) -> None:
         out, self._out = self._out, None
-        if out:
+        if out and not self.transport.is_closing():
             self.transport.write(out[0] if len(out) == 1 else b"".join(out))
 
     def _write(self, data: bytes) -> None:
@@ -395,7 +408,14 @@ class LaneProtocol(HttpToolsProtocol):
 
 def lane_class(routes: HotRoutes) -> type[LaneProtocol]:
     """A protocol class with its routes, for uvicorn's configuration."""
-    return type("Lane", (LaneProtocol,), {"routes": routes})
+    return type("Lane", (LaneProtocol,), {"routes": routes, "turn": []})
+
+
+def _flush_turn(turn: list[LaneProtocol]) -> None:
+    lanes = turn[:]
+    turn.clear()
+    for lane in lanes:
+        lane._flush()
 
 
 def _nowhere(request: HotRequest) -> Answer | None:
