@@ -79,7 +79,7 @@ def test_pipelined_answers_come_in_order_though_one_has_to_wait(broker: BrokerPr
         read_answers(other, 1)
         waiting.sendall(
             get("/queues/slow/dequeue")
-            + get("/queues/slow/dequeue?timeout=20")
+            + get("/queues/slow/dequeue?timeout=30")
             + get("/health")
             + get("/queues/none/dequeue")
         )
@@ -109,7 +109,7 @@ def test_a_waiter_that_goes_away_takes_nothing_along(broker: BrokerProcess) -> N
         connection.sendall(get("/queues/gone/dequeue"))
         read_answers(connection, 2)
         with connect(broker) as leaving:
-            leaving.sendall(get("/queues/gone/dequeue?timeout=20"))
+            leaving.sendall(get("/queues/gone/dequeue?timeout=30"))
             wait_for_waiters(connection, "gone", 1)
         wait_for_waiters(connection, "gone", 0)
         connection.sendall(REQUEST.replace(b"/q/", b"/gone/") % (13, b'{"payload":2}'))

@@ -8,8 +8,8 @@ Answers go out in the order of requests, also when one has to wait:
 
 - `_line` holds, in order, requests whose turn has not come: hot ones that wait, or that come
   after something that waits, and ASGI requests that come after a hot one that waits;
-- while anything is in line the connection is not read, so the line holds at most what one packet
-  brought. A client that does not read its answers is not read from either.
+- the line is bounded, by requests and by bytes: while it is full the connection is not read. A
+  client that does not read its answers is not read from either.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ HEAD_S_MAX = 10.0
 BODY_S_MAX = 60.0
 # How long a refused client has to read its answer.
 LINGER_S = 1.0
+# What one connection may have waiting for its turn.
+LINE_REQUESTS_MAX = 64
+LINE_BYTES_MAX = 1024 * 1024
 # Request line and headers together; browsers and proxies stay below 16 KiB.
 HEAD_BYTES_MAX = 64 * 1024
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -267,7 +270,7 @@ class LaneProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         if self._line or self._running is not None:
             self._line.append(_Cold(cycle, app))
-            self.flow.pause_reading()
+            self._pause_when_long()
         else:
             self._running = cycle
             super()._start_asgi_task(cycle, app)
@@ -296,7 +299,7 @@ class LaneProtocol(HttpToolsProtocol):
         answer = None if self._line or self._running is not None else self._serve(hot)
         if answer is None:
             self._line.append(hot)
-            self.flow.pause_reading()
+            self._pause_when_long()
             return
         self._write(render(answer, hot.is_last))
         if hot.is_last:
@@ -313,6 +316,13 @@ class LaneProtocol(HttpToolsProtocol):
             return self.routes.failure(error)
 
     # ---- what has to wait
+
+    def _pause_when_long(self) -> None:
+        """A connection with something in line is still read, because that is how one learns that
+        the client went away; but not without bound."""
+        size = sum(len(one.body) for one in self._line if isinstance(one, HotRequest))
+        if len(self._line) >= LINE_REQUESTS_MAX or size > LINE_BYTES_MAX:
+            self.flow.pause_reading()
 
     def move_on(self) -> None:
         """Send what has come to the head of the line, and start what comes next."""
