@@ -127,13 +127,13 @@ def test_many_clients_at_once_get_every_message_once(zapq: Client) -> None:
     taken: list[bytes] = []
 
     def produce(worker: int) -> None:
-        with httpx.Client(base_url=url) as client:
+        with httpx.Client(base_url=url, timeout=30) as client:
             for number in range(25):
                 sent = client.post("/enqueue", content=f"{worker}/{number}".encode())
                 assert sent.status_code == 202
 
     def consume() -> None:
-        with httpx.Client(base_url=url) as client:
+        with httpx.Client(base_url=url, timeout=30) as client:
             while (answer := client.get("/dequeue")).status_code == 200:
                 taken.append(answer.content)
 

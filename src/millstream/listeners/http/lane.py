@@ -425,7 +425,10 @@ def _flush_turn(turn: list[LaneProtocol]) -> None:
     lanes = turn[:]
     turn.clear()
     for lane in lanes:
-        lane._flush()
+        try:
+            lane._flush()
+        except Exception:  # noqa: BLE001  one broken connection must not take the others along
+            lane.transport.abort()
 
 
 def _nowhere(request: HotRequest) -> Answer | None:
