@@ -19,7 +19,7 @@ PINS := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	PIP_DISABLE_PIP_VERSION_CHECK=1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-faults check format docs bench audit clean
+.PHONY: help install run test test-compiled test-pure test-faults check format docs bench audit clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -29,8 +29,12 @@ install: $(SERVER)  ## set up .venv with what a broker needs; leaves .venv/bin/m
 run: $(SERVER)  ## start a broker with its data in ./data
 	$(BIN)/mill serve --data $(DATA)
 
-test: $(DEV)  ## the tests, then those of the batch codec on its pure twin
+test: test-compiled test-pure  ## the tests, then those of the codecs on their pure twins
+
+test-compiled: $(DEV)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+
+test-pure: $(DEV)
 	MILLSTREAM_PURE=1 $(BIN)/python -m pytest -n $(WORKERS) -q tests/log/test_batch*.py
 
 test-faults: $(DEV)  ## every test, with the full set of crashes and broken disks
