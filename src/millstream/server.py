@@ -22,6 +22,7 @@ from millstream.broker.queues import DEFAULT_QUEUE, QueueLimits, Queues
 from millstream.broker.snapshots import Snapshots
 from millstream.broker.timers import Timers
 from millstream.clock import Clock, SystemClock
+from millstream.engine.collector import calm_collector
 from millstream.engine.local import LocalEngine, LocalOptions
 from millstream.engine.upkeep import UpkeepSettings
 from millstream.errors import MillstreamError, SettingInvalid, StoreLocked
@@ -234,6 +235,7 @@ class Server:
         if "http" in listeners:
             await listeners["http"].start()
         self._warn_of_open_doors()
+        calm_collector()
         self._status.phase = "ready"
         notify_systemd("READY=1\nSTATUS=serving")
         log.info("ready")

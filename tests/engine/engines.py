@@ -82,11 +82,12 @@ class ManualHouse:
         settings_for: Callable[[str], PartitionSettings] | None = None,
         journal_file_bytes: int = 8192,
         through: Callable[[SimulatedDisk], Disk] | None = None,
+        make_scheduler: Callable[[Disk], ManualScheduler] = ManualScheduler,
     ) -> None:
         """`through` stands between the engine and the disk."""
         self.disk = disk or SimulatedDisk()
         seen: Disk = self.disk if through is None else through(self.disk)
-        self.scheduler = ManualScheduler(seen)
+        self.scheduler = make_scheduler(seen)
         self._settings_for = settings_for or (lambda _: PartitionSettings())
         self._upkeep = upkeep or UpkeepSettings()
         self._journal_file_bytes = journal_file_bytes

@@ -22,6 +22,7 @@ from millstream.log.partition import PartitionId, PartitionSettings
 
 if TYPE_CHECKING:
     from millstream.engine.pending import Pending
+    from millstream.log.store import Topic
 
 BYPASS_BYTES = 64 * 1024
 WEAK = PartitionSettings(fsync="none")
@@ -441,16 +442,97 @@ def test_a_sync_that_fails_ends_all_writing(size: int) -> None:
 def test_changes_that_wait_for_a_round_that_fails_are_answered() -> None:
     disk, house = started()
     disk.broken = FAILED
-    made: list[Pending[object]] = []
+    altered: list[Pending[Topic]] = []
+    deleted: list[Pending[None]] = []
 
     def ask(_: str) -> None:
-        made.append(house.engine.create("u", 1, PartitionSettings()))  # type: ignore[arg-type]
-        made.append(house.engine.delete("t"))  # type: ignore[arg-type]
+        altered.append(house.engine.alter("t", settings=PartitionSettings()))
+        deleted.append(house.engine.delete("t"))
         house.upkeep.checkpoint()
 
     disk.on_sync = ask
     house.engine.append(T0, batch(b"a"))
     house.run()
-    assert [type(pending.error) for pending in made] == [StorageFailed] * 2
+    assert [type(pending.error) for pending in altered] == [StorageFailed]
+    assert [type(pending.error) for pending in deleted] == [StorageFailed]
     assert house.upkeep.is_idle()
     house.engine.close()
+
+
+# ---- limits of a round, and of what waits for its segment
+
+
+def test_a_round_takes_so_many_appends_and_the_rest_is_the_next_one() -> None:
+    _, house = started()
+    before = house.committer.counts.rounds
+    pendings = [house.engine.append(T0, batch(b"a")) for _ in range(commit.ROUND_OPERATIONS)]
+    house.run()
+    assert house.committer.counts.rounds == before + 1
+    pendings += [house.engine.append(T0, batch(b"a")) for _ in range(commit.ROUND_OPERATIONS + 1)]
+    house.run()
+    assert house.committer.counts.rounds == before + 3
+    assert [pending.result() for pending in pendings] == list(range(1, len(pendings) + 1))
+
+
+def test_a_round_takes_so_many_notes_and_the_rest_is_the_next_one() -> None:
+    _, house = started(partitions=commit.ROUND_NOTES + 1)
+    for number in range(commit.ROUND_NOTES + 1):
+        house.append(batch(b"a"), PartitionId("t", number))
+    before = house.committer.counts.rounds
+    trims = [
+        house.engine.trim(PartitionId("t", number), 1) for number in range(commit.ROUND_NOTES + 1)
+    ]
+    house.run()
+    assert [trim.error for trim in trims] == [None] * len(trims)
+    assert house.committer.counts.rounds == before + 2
+
+
+def test_rounds_wait_when_too_much_has_not_come_to_its_segment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(commit, "UNAPPLIED_BYTES", 1000)
+    monkeypatch.setattr(commit, "UNAPPLIED_BYTES_MAX", 4000)
+    house = ManualHouse(upkeep=UpkeepSettings(slice_s=0.0), journal_file_bytes=1 << 20)
+    house.create(partitions=100)
+    seen: list[int] = []
+    left = [20] * 100
+
+    def append(number: int) -> None:
+        house.engine.append(PartitionId("t", number), batch(b"v")).then(lambda _: again(number))
+
+    def again(number: int) -> None:
+        seen.append(house.committer._unapplied_bytes)
+        left[number] -= 1
+        if left[number]:
+            append(number)
+
+    for number in range(100):
+        append(number)
+    house.run()
+    assert left == [0] * 100
+    # One round of a hundred, at most, comes on top.
+    a_round = 100 * (len(batch(b"v")) + 100)
+    assert 1000 < max(seen) <= 4000 + a_round
+    house.scheduler.advance(1.0)
+    assert not house.committer.unapplied()
+    assert len(all_values(house.again(house.disk.crash("nothing")), T0)) == 20
+
+
+def test_rounds_and_what_is_done_between_them_take_turns() -> None:
+    _, house = started()
+    order: list[str] = []
+
+    def append(_: object = None) -> None:
+        order.append("append")
+        if len(order) < 20:
+            house.engine.append(T0, batch(b"a")).then(append)
+
+    def between() -> None:
+        order.append("between")
+        if len(order) < 20:
+            house.committer.between_rounds(between)
+
+    house.engine.append(T0, batch(b"a")).then(append)
+    house.committer.between_rounds(between)
+    house.run()
+    assert order[:20] in (["append", "between"] * 10, ["between", "append"] * 10)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import pytest
 
@@ -17,6 +17,9 @@ from millstream.errors import (
 )
 from millstream.log.partition import FsyncMode, PartitionId, PartitionSettings
 from millstream.log.store import PARTITIONS_MAX, new_uuid
+
+if TYPE_CHECKING:
+    from millstream.engine.pending import Pending
 
 PLAIN = PartitionSettings()
 
@@ -145,3 +148,31 @@ def test_topics_are_made_while_others_are_written(topic: House) -> None:
     pendings += [topic.engine.append(T0, batch(b"%d" % n)) for n in range(5)]
     assert topic.done(made).name == "u"
     assert finish(topic, pendings) == list(range(10))
+
+
+def test_changes_are_made_in_the_order_that_they_were_asked_for(house: House) -> None:
+    engine = house.engine
+    first = engine.create("t", 1, PLAIN)
+    second = engine.create("t", 2, PLAIN)
+    grown = engine.alter("t", partitions=3)
+    gone = engine.delete("t")
+    third = engine.create("t", 4, PLAIN)
+    assert house.done(first).partitions == 1
+    with pytest.raises(TopicExists):
+        house.done(second)
+    assert house.done(grown).partitions == 3
+    house.done(gone)
+    assert house.done(third).partitions == 4
+    assert [topic.partitions for topic in engine.topics()] == [4]
+    assert house.done(engine.append(PartitionId("t", 3), batch(b"a"))) == 0
+
+
+def test_who_is_told_of_a_new_topic_can_use_it_at_once(house: House) -> None:
+    appended: list[Pending[int]] = []
+    made = house.engine.create("t", 1, PLAIN)
+    made.then(lambda _: appended.append(house.engine.append(T0, batch(b"a"))))
+    gone = house.engine.delete("t")
+    house.done(made)
+    house.done(gone)
+    assert appended[0].error is None or isinstance(appended[0].error, TopicUnknown)
+    assert house.engine.topics() == []

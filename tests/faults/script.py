@@ -21,6 +21,7 @@ from faults.ledger import (
     serial_of,
 )
 from millstream.engine.local import LocalEngine, LocalOptions
+from millstream.engine.slices import SLICE_S
 from millstream.engine.upkeep import UpkeepSettings
 from millstream.errors import MillstreamError
 from millstream.log import batch as batches
@@ -56,7 +57,7 @@ def settings_for(topic: str) -> PartitionSettings:
     )
 
 
-def options() -> LocalOptions:
+def options(slice_s: float = SLICE_S) -> LocalOptions:
     return LocalOptions(
         store=StoreOptions(settings_for=settings_for, journal_file_bytes=4096),
         upkeep=UpkeepSettings(
@@ -66,6 +67,7 @@ def options() -> LocalOptions:
             retention_interval_s=3.0,
             compaction_interval_s=4.0,
             file_delete_delay_s=2.0,
+            slice_s=slice_s,
         ),
         bypass_bytes=BYPASS_BYTES,
     )
@@ -76,10 +78,17 @@ class Script:
 
     With `around`, the engine gets a disk around that one, on which calls fail. Then answers may
     be errors of ours, and the engine may stop writing; a restart comes in the middle all the same.
+    With slices of 0 seconds, other calls of the loop come between any two steps of upkeep.
     """
 
-    def __init__(self, seed: int, around: Callable[[SimulatedDisk], Disk] | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        around: Callable[[SimulatedDisk], Disk] | None = None,
+        slice_s: float = SLICE_S,
+    ) -> None:
         self.random = Random(seed)
+        self._options = options(slice_s)
         self.disk = ChancyDisk()
         self.outer: Disk = self.disk if around is None else around(self.disk)
         self.may_fail = around is not None
@@ -113,6 +122,7 @@ class Script:
         self._open()
         for name in TOPICS:
             self._create(name, 2 if name in ("every", "interval") else 1)
+        self.scheduler.run()
 
     def run(self, steps: int) -> None:
         calls = [call for _, call in self._steps]
@@ -291,7 +301,7 @@ class Script:
     # ---- inside
 
     def _engine(self) -> LocalEngine:
-        return LocalEngine(self.outer, ROOT, self.clock, options(), self.scheduler)
+        return LocalEngine(self.outer, ROOT, self.clock, self._options, self.scheduler)
 
     def _open(self) -> None:
         """Once more when it failed: the disk is mended then, and nothing was spoilt."""

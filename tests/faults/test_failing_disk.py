@@ -78,7 +78,8 @@ class Broken:
             self.disks.append(FailingDisk(inner, operation, nth, error, short=short))
             return self.disks[0]
 
-        self.script = Script(SEED, around)
+        # Slices of one step, so that what fails has done some of its steps and not others.
+        self.script = Script(SEED, around, slice_s=0.0)
         (self.disk,) = self.disks
 
     def run(self) -> None:

@@ -12,6 +12,7 @@ import pytest
 from faults.ledger import Promises, check_promises, open_engine
 from faults.script import Script, options
 from faults.simulated_disk import SURVIVALS, PlugPulled, SimulatedDisk, Survival
+from millstream.engine.slices import SLICE_S
 
 IS_FULL = os.environ.get("MILLSTREAM_FAULTS") == "full"
 
@@ -20,6 +21,10 @@ WAYS = (*SURVIVALS, "killed")
 
 # The full set is done in parts, because all operations in all ways take a quarter of an hour.
 PARTS = 8
+
+# On a clock that stands still while the loop works, either all steps of a checkpoint, or of other
+# upkeep, are one slice, or each of them is.
+SLICES = (SLICE_S, 0.0)
 
 # A recovery of these scripts takes about as many operations.
 RECOVERY_OPERATIONS = 80
@@ -90,7 +95,7 @@ def ways_of_operation(index: int, part: int) -> Iterator[tuple[str, bool]]:
 
 def run_with_few_pulls(seed: int, steps: int, pulls: int) -> None:
     """A random script that is crashed at a few random moments."""
-    script = Script(seed)
+    script = Script(seed, slice_s=SLICES[seed % 2])
     puller = Puller(script, seed)
     share = pulls / (steps * 7)
 
@@ -102,9 +107,10 @@ def run_with_few_pulls(seed: int, steps: int, pulls: int) -> None:
     puller.run(steps)
 
 
+@pytest.mark.parametrize("slice_s", SLICES)
 @pytest.mark.parametrize("part", range(PARTS if IS_FULL else 1))
-def test_the_plug_is_pulled_after_every_operation(part: int) -> None:
-    script = Script(1)
+def test_the_plug_is_pulled_after_every_operation(part: int, slice_s: float) -> None:
+    script = Script(1, slice_s=slice_s)
     puller = Puller(script, part)
 
     def before(index: int, _name: str) -> None:

@@ -31,7 +31,7 @@ from millstream.errors import (
     BatchRecordInvalid,
 )
 from millstream.log import batch
-from millstream.log._batch_layout import sealed
+from millstream.log._batch_layout import COPIED_BYTES_MAX, sealed
 
 BYTES_MAX = 2**20
 INT64_MAX = 2**63 - 1
@@ -269,13 +269,21 @@ def test_the_lane_hint_has_room_for_each_lane_and_none_for_others() -> None:
 
 @both_twins
 def test_a_batch_gets_its_place_without_a_new_checksum(twin: Any) -> None:
-    data = twin.encode(some_fields(3))
-    start, rest = batch.placed(data, 2**40, 12)
-    assert len(start) == batch.PLACE_BYTES
+    for count in (3, 60):
+        data = twin.encode(some_fields(count))
+        start, rest = batch.placed(data, 2**40, 12)
+        assert len(start) == batch.PLACE_BYTES
+        header = twin.verify(start + rest, bytes_max=BYTES_MAX)
+        assert (header.base_offset, header.leader_epoch) == (2**40, 12)
+        records = twin.decode(start + rest)
+        assert [record.offset for record in records] == [2**40 + i for i in range(count)]
+
+
+def test_the_bytes_of_a_large_batch_are_not_copied_to_place_it() -> None:
+    data = PURE.encode([(0, None, bytes(COPIED_BYTES_MAX), ())])
+    rest = batch.placed(data, 0, 0)[1]
+    assert isinstance(rest, memoryview)
     assert rest.obj is data
-    header = twin.verify(start + rest, bytes_max=BYTES_MAX)
-    assert (header.base_offset, header.leader_epoch) == (2**40, 12)
-    assert [record.offset for record in twin.decode(start + rest)] == [2**40 + i for i in range(3)]
 
 
 def test_walking_ends_before_a_partial_batch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -45,6 +46,10 @@ def changed(**fields: int) -> bytes:
     return sealed(HEADER._replace(**fields), SAMPLE[batch.HEADER_BYTES :])
 
 
+def examiner(twin: Any) -> Callable[..., batch.Header]:
+    return functools.partial(twin.examine, bytes_max=BYTES_MAX)
+
+
 def outcome(action: Callable[[], object]) -> object:
     """What comes out, or the kind of refusal. Anything but a BatchInvalid fails the test."""
     try:
@@ -59,7 +64,8 @@ def outcome(action: Callable[[], object]) -> object:
 @both_twins
 def test_a_batch_cut_at_any_byte_has_a_wrong_length(twin: Any) -> None:
     for cut in range(len(SAMPLE)):
-        for check in (lambda d: twin.verify(d, bytes_max=BYTES_MAX), twin.decode, twin.keys):
+        verify = functools.partial(twin.verify, bytes_max=BYTES_MAX)
+        for check in (verify, examiner(twin), twin.decode, twin.keys):
             with pytest.raises(BatchLengthInvalid):
                 check(SAMPLE[:cut])
     with pytest.raises(BatchLengthInvalid):
@@ -180,8 +186,9 @@ def test_attributes_that_kafka_may_come_to_use_are_let_through(twin: Any) -> Non
 def test_fewer_records_than_counted_are_refused(twin: Any) -> None:
     two = ONE._replace(count=2, last_offset_delta=1)
     short = PURE.encode([(1, None, bytes(50), ())])[batch.HEADER_BYTES :]
-    with pytest.raises(BatchCountInvalid):
-        twin.decode(with_body(short, two))
+    for read in (twin.decode, examiner(twin)):
+        with pytest.raises(BatchCountInvalid):
+            read(with_body(short, two))
     with pytest.raises(BatchCountInvalid):
         twin.decode(with_body(b"", ONE))
 
@@ -219,13 +226,31 @@ WRONG_RECORDS = {
 
 @both_twins
 @pytest.mark.parametrize("compression", batch.COMPRESSIONS)
+def test_what_is_right_inside_and_outside_is_told_its_header(twin: Any, compression: str) -> None:
+    data = PURE.encode(some_fields(8), base_offset=20, compression=compression)
+    assert examiner(twin)(data) == batch.read_header(data)
+    with pytest.raises(BatchTooLarge):
+        twin.examine(data, bytes_max=len(data) - 1)
+
+
+@both_twins
+def test_a_batch_with_gaps_is_no_producers_batch(twin: Any) -> None:
+    gapped = PURE.retain(SAMPLE, {20, 22})
+    assert [key for _, key, _ in twin.keys(gapped)] == [None, b"key-2"]
+    with pytest.raises(BatchCountInvalid):
+        examiner(twin)(gapped)
+
+
+@both_twins
+@pytest.mark.parametrize("compression", batch.COMPRESSIONS)
 @pytest.mark.parametrize("wrong", WRONG_RECORDS)
 def test_a_wrong_record_is_refused(twin: Any, wrong: str, compression: str) -> None:
     code = batch.COMPRESSIONS.index(compression)
     body = WRONG_RECORDS[wrong]
     data = with_body(compress(code, body) if code else body, ONE._replace(attributes=code))
     assert twin.verify(data, bytes_max=BYTES_MAX).count == 1
-    for read in (twin.decode, twin.keys, twin.decode_columns, lambda d: twin.retain(d, {0})):
+    retain = functools.partial(twin.retain, keep={0})
+    for read in (twin.decode, twin.keys, twin.decode_columns, retain, examiner(twin)):
         with pytest.raises(BatchRecordInvalid):
             read(data)
 
@@ -268,7 +293,7 @@ def test_a_body_that_does_not_decompress_is_refused(twin: Any, compression: str)
     body = compress(code, bytes(range(256)) * 4)
     for wrong in (b"", b"\x05", b"garbage" * 9, body[: len(body) // 2], body[:-1]):
         data = with_body(wrong, header)
-        for read in (twin.decode, twin.keys, twin.decode_columns):
+        for read in (twin.decode, twin.keys, twin.decode_columns, examiner(twin)):
             with pytest.raises((BatchCompressionInvalid, BatchRecordInvalid)):
                 read(data)
 
@@ -299,7 +324,8 @@ def test_a_batch_may_grow_to_the_limit_and_not_a_byte_more(twin: Any, compressio
     data = twin.encode(records, compression=compression)
     size = len(twin.encode(records)) - batch.HEADER_BYTES
     assert len(twin.decode(data, inflated_bytes_max=size)) == 1
-    for read in (twin.decode, twin.keys, twin.decode_columns):
+    assert examiner(twin)(data, inflated_bytes_max=size) == batch.read_header(data)
+    for read in (twin.decode, twin.keys, twin.decode_columns, examiner(twin)):
         with pytest.raises(BatchTooLarge) as caught:
             read(data, inflated_bytes_max=size - 1)
         assert caught.value.fields == {"limit_bytes": size - 1}
@@ -307,13 +333,14 @@ def test_a_batch_may_grow_to_the_limit_and_not_a_byte_more(twin: Any, compressio
 
 # In a process of its own, because what the tests before used at most would hide the growth.
 BOMB_PROGRAM = """
-import importlib, pathlib, resource, sys
+import functools, importlib, pathlib, resource, sys
 from millstream.errors import BatchTooLarge
 twin = importlib.import_module(sys.argv[1])
 bombs = [pathlib.Path(name).read_bytes() for name in sys.argv[2:]]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for bomb in bombs:
-    for read in (twin.decode, twin.keys, twin.decode_columns):
+    examine = functools.partial(twin.examine, bytes_max=len(bomb))
+    for read in (twin.decode, twin.keys, twin.decode_columns, examine):
         try:
             read(bomb)
         except BatchTooLarge:
@@ -338,7 +365,7 @@ def test_bombs_are_refused_before_they_fill_the_memory(twin: Any, tmp_path: Path
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     *refused, grown_kib = answer.stdout.split()
-    assert refused == ["refused"] * 12
+    assert refused == ["refused"] * 16
     assert int(grown_kib) * 1024 < batch.INFLATED_BYTES_MAX + 32 * 2**20
 
 
@@ -370,6 +397,7 @@ def everything(twin: Any, data: bytes) -> list[object]:
     keep = set(range(0, 40, 2))
     return [
         outcome(lambda: tuple(twin.verify(data, bytes_max=BYTES_MAX, exact_count=False))),
+        outcome(lambda: tuple(examiner(twin)(data))),
         outcome(lambda: plain(twin.decode(data))),
         outcome(lambda: twin.keys(data)),
         outcome(lambda: twin.retain(data, keep)),

@@ -297,7 +297,8 @@ class JournalMachine(RuleBasedStateMachine):
         if count:
             self.start = self.frames[count - 1][1]
             del self.frames[:count]
-            self.journal.cut(self.start)
+            while self.journal.cut(self.start):
+                pass
 
     @rule()
     def prepare(self) -> None:

@@ -130,9 +130,9 @@ def test_refusals_write_nothing() -> None:
     for call in (
         lambda: create(store, "t"),
         lambda: create(store, "u", 0),
-        lambda: store.alter_topic("t", None, 1, NOW_MS),
-        lambda: store.alter_topic("t", None, PARTITIONS_MAX + 1, NOW_MS),
-        lambda: store.alter_topic("u", None, 2, NOW_MS),
+        lambda: store.more_partitions("t", 1, NOW_MS),
+        lambda: store.more_partitions("t", PARTITIONS_MAX + 1, NOW_MS),
+        lambda: store.more_partitions("u", 2, NOW_MS),
         lambda: store.forget_topic("u"),
         lambda: store.partition(PartitionId("u", 0)),
         lambda: store.partition(PartitionId("t", 2)),
@@ -188,7 +188,9 @@ def test_added_partitions_are_there_in_order_after_any_crash() -> None:
         opened(disk.crash("nothing", names=names)).topics["t"].partitions
         for names in ("nothing", "all")
     )
-    store.alter_topic("t", None, 4, NOW_MS)
+    growth = store.more_partitions("t", 4, NOW_MS)
+    growth.run()
+    store.take_in(growth)
     disk.on_operation = None
     assert seen <= {1, 2, 3, 4}
     assert opened(disk.crash("nothing")).topics["t"].partitions == 4

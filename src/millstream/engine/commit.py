@@ -8,8 +8,8 @@ A round, for appends in mode `every`, atomic appends, trims and blocks of produc
 3. sync, in a thread;
 4. move the high watermarks, answer.
 
-What the journal holds is written to its segments later, several rounds at once: before a read,
-before a checkpoint, when enough has come together, or when nothing else is to do.
+What the journal holds is written to its segments later, several rounds at once and in slices:
+before a read, before a checkpoint, when enough has come together, or after a while.
 
 There is one round at a time. What arrives meanwhile waits for the next, which is how one sync
 comes to cover many appends. Appends in the modes `interval` and `none` need no round: they are
@@ -21,9 +21,9 @@ from __future__ import annotations
 import errno
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-from millstream.engine.pending import Pending
+from millstream.engine.operations import Append, Atomic, Note, Operation
 from millstream.errors import (
     DiskFull,
     EngineBusy,
@@ -37,11 +37,11 @@ from millstream.log.disk import SyncFailed
 from millstream.log.store import topic_unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from millstream.clock import Clock
     from millstream.engine.scheduler import Scheduler
-    from millstream.log.batch import Header
+    from millstream.engine.slices import Slices
     from millstream.log.partition import Mark, Partition, SyncJob
     from millstream.log.segment import Placed
     from millstream.log.store import Store
@@ -49,85 +49,19 @@ if TYPE_CHECKING:
 # A frame stays below this unless one atomic append is larger: it bounds a round's memory and
 # the time that its sync takes.
 FRAME_BYTES = 4 * 1024 * 1024
-# Journalled batches that wait to be written to their segments: by then, and after so long.
+# And so many operations, of which so many notes: they are placed, and answered, in one call.
+ROUND_OPERATIONS = 512
+ROUND_NOTES = 64
+# Journalled batches that wait to be written to their segments: by then, and after so long. No
+# round starts while they are being written and this many more have come together.
 UNAPPLIED_BYTES = 1024 * 1024
 UNAPPLIED_S = 0.05
+UNAPPLIED_BYTES_MAX = 8 * 1024 * 1024
 # Appends that wait, all together; beyond it the caller must slow down.
 QUEUE_BYTES_MAX = 256 * 1024 * 1024
 
 OUT_OF_ROOM = {errno.ENOSPC, errno.EDQUOT}
 OUT_OF_FILES = {errno.EMFILE, errno.ENFILE}
-
-
-class Append:
-    """One batch for one partition."""
-
-    __slots__ = ("data", "header", "offset", "partition", "pending", "size")
-
-    def __init__(self, partition: Partition, data: bytes, header: Header) -> None:
-        self.partition = partition
-        self.data = data
-        self.header = header
-        self.size = len(data)
-        self.pending: Pending[int] = Pending()
-        self.offset = -1
-
-    def partitions(self) -> Iterable[Partition]:
-        return (self.partition,)
-
-    def succeed(self) -> None:
-        self.pending.succeed(self.offset)
-
-    def fail(self, error: BaseException) -> None:
-        self.pending.fail(error)
-
-
-class Atomic:
-    """Batches that are appended together or not at all."""
-
-    __slots__ = ("parts", "pending", "size")
-
-    def __init__(self, parts: list[Append]) -> None:
-        self.parts = parts
-        self.size = sum(part.size for part in parts)
-        self.pending: Pending[list[int]] = Pending()
-
-    def partitions(self) -> Iterable[Partition]:
-        return [part.partition for part in self.parts]
-
-    def succeed(self) -> None:
-        self.pending.succeed([part.offset for part in self.parts])
-
-    def fail(self, error: BaseException) -> None:
-        self.pending.fail(error)
-
-
-class Note:
-    """A change that is no batch: a new start of a partition, a block of producer ids."""
-
-    __slots__ = ("apply", "entry", "partition", "pending", "size")
-
-    def __init__(
-        self, entry: tuple[bytes], apply: Callable[[], None], partition: Partition | None
-    ) -> None:
-        self.entry = entry
-        self.apply = apply
-        self.partition = partition
-        self.size = len(entry[0])
-        self.pending: Pending[None] = Pending()
-
-    def partitions(self) -> Iterable[Partition]:
-        return () if self.partition is None else (self.partition,)
-
-    def succeed(self) -> None:
-        self.apply()
-        self.pending.succeed(None)
-
-    def fail(self, error: BaseException) -> None:
-        self.pending.fail(error)
-
-
-Operation: TypeAlias = Append | Atomic | Note
 
 
 @dataclass(slots=True)
@@ -162,10 +96,13 @@ class Committer:
         "_bypass_bytes",
         "_clock",
         "_is_apply_due",
+        "_is_applying",
         "_is_busy",
+        "_is_plain",
         "_queue",
         "_queue_bytes",
         "_scheduler",
+        "_slices",
         "_store",
         "_turn",
         "_unapplied",
@@ -180,6 +117,7 @@ class Committer:
         store: Store,
         clock: Clock,
         scheduler: Scheduler,
+        slices: Slices,
         *,
         bypass_bytes: int,
         advanced: Callable[[Iterable[Partition]], None],
@@ -187,17 +125,21 @@ class Committer:
         self._store = store
         self._clock = clock
         self._scheduler = scheduler
+        self._slices = slices
         self._bypass_bytes = bypass_bytes
         self._advanced = advanced
         self._turn: list[Operation] = []
         self._queue: deque[Operation] = deque()
         self._queue_bytes = 0
+        # Whether nothing but small batches is in the queue.
+        self._is_plain = True
         self._is_busy = False
-        self._between: list[Callable[[], None]] = []
+        self._between: deque[Callable[[], None]] = deque()
         # Partitions whose journalled batches are not all in their segments yet.
         self._unapplied: dict[Partition, None] = {}
         self._unapplied_bytes = 0
         self._is_apply_due = False
+        self._is_applying = False
         # Partitions with writes that neither a journal nor a sync covers, and maybe others.
         self._weak: set[Partition] = set()
         # Why nothing is written any more.
@@ -223,7 +165,10 @@ class Committer:
         self._turn.append(operation)
 
     def between_rounds(self, call: Callable[[], None]) -> None:
-        """Call when no batch is between having a place and being in the log."""
+        """Call when no batch is between having a place and being in the log or the journal.
+
+        Such calls and rounds take turns, so that neither keeps the other waiting for long.
+        """
         self._between.append(call)
         if not self._is_busy and not self._turn:
             self._next()
@@ -234,20 +179,20 @@ class Committer:
     def unapplied(self) -> list[Partition]:
         return list(self._unapplied)
 
-    def apply_unapplied(self) -> None:
-        """Write journalled batches to their segments; what has no room stays for later."""
-        self._unapplied_bytes = 0
-        for partition in list(self._unapplied):
+    def apply(self, partition: Partition) -> bool:
+        """Write a partition's journalled batches to its segments; False when that failed. What
+        has no room stays for later."""
+        if not partition.is_closed:
             try:
                 partition.apply()
             except OSError as error:
                 if as_known(error) is None:
                     self.fail(f"writing {partition.id} failed: {error}")
-                    return
-                continue
-            del self._unapplied[partition]
-            if partition.closing:
-                self._advanced((partition,))
+                return False
+        self._unapplied.pop(partition, None)
+        if partition.closing:
+            self._advanced((partition,))
+        return True
 
     # ---- a turn
 
@@ -255,11 +200,13 @@ class Committer:
         turn, self._turn = self._turn, []
         direct: dict[Partition, list[Append]] = {}
         for operation in turn:
-            if isinstance(operation, Append):
+            if type(operation) is Append:
                 partition = operation.partition
                 if partition.settings.fsync == "every" or partition.queued:
                     partition.queued += 1
                     self._queue.append(operation)
+                    if operation.size >= self._bypass_bytes:
+                        self._is_plain = False
                 else:
                     direct.setdefault(partition, []).append(operation)
                 continue
@@ -269,6 +216,7 @@ class Committer:
                     self._write_direct(partition, direct.pop(partition))
                 partition.queued += 1
             self._queue.append(operation)
+            self._is_plain = False
         for partition, operations in direct.items():
             self._write_direct(partition, operations)
         if not self._is_busy:
@@ -323,16 +271,32 @@ class Committer:
     # ---- a round
 
     def _next(self) -> None:
-        """Start the next round, or do what waited for the time between two."""
-        if self._between:
-            self.apply_unapplied()
-            between, self._between = self._between, []
-            for call in between:
-                call()
+        """Start the next round, or do one thing that waited for the time between two."""
+        if not self._between:
+            self._begin_round()
+            return
+        # Busy, so that nothing else starts from inside the call.
+        self._is_busy = True
+        try:
+            self._between.popleft()()
+        finally:
+            self._is_busy = bool(self._between or self._queue)
+            if self._is_busy:
+                self._scheduler.soon(self._after_between)
+
+    def _after_between(self) -> None:
+        self._is_busy = False
+        if self._queue:
+            self._begin_round()
+        else:
+            self._next()
+
+    def _begin_round(self) -> None:
         if self.failure is not None:
             _fail_all(self._queue, self._failed())
             self._queue.clear()
-        if not self._queue:
+        is_crowded = self._is_applying and self._unapplied_bytes >= UNAPPLIED_BYTES_MAX
+        if not self._queue or is_crowded:
             return
         self._is_busy = True
         operations = self._select()
@@ -353,11 +317,16 @@ class Committer:
 
     def _select(self) -> list[Operation]:
         """As many as fit in a round. Journal and bypass do not mix within a partition."""
+        is_room = self._queue_bytes < FRAME_BYTES and len(self._queue) <= ROUND_OPERATIONS
+        if self._is_plain and is_room:
+            everything = list(self._queue)
+            self._queue.clear()
+            return everything
         selected: list[Operation] = []
         bypassed: set[Partition] = set()
         atomic: set[Partition] = set()
-        size = 0
-        while self._queue and size < FRAME_BYTES:
+        size = notes = 0
+        while self._queue and size < FRAME_BYTES and len(selected) < ROUND_OPERATIONS:
             operation = self._queue[0]
             if isinstance(operation, Append):
                 if operation.size >= self._bypass_bytes:
@@ -369,9 +338,13 @@ class Committer:
                     break
                 if selected and size + operation.size > FRAME_BYTES:
                     break
+                notes += isinstance(operation, Note)
+                if notes > ROUND_NOTES:
+                    break
                 atomic.update(operation.partitions())
             size += operation.size
             selected.append(self._queue.popleft())
+        self._is_plain = not self._queue
         return selected
 
     def _start(
@@ -537,10 +510,12 @@ class Committer:
                 partition.advance(placed[-1])
         self._unapplied_bytes += sum(map(len, round_.buffers))
         self._advanced([*round_.journalled, *round_.direct])
+        counts = self.counts
         for operation in round_.operations:
-            if isinstance(operation, Append):
+            if type(operation) is Append:
                 operation.partition.queued -= 1
-                self._count(operation)
+                counts.appends += 1
+                counts.bytes += operation.size
                 operation.pending.succeed(operation.offset)
             else:
                 self._release((operation,))
@@ -553,15 +528,43 @@ class Committer:
         self._is_busy = False
         self._next()
         if self._unapplied_bytes >= UNAPPLIED_BYTES:
-            self.apply_unapplied()
+            self._begin_apply()
         elif self._unapplied and not self._is_apply_due:
-            self._is_apply_due = True
-            self._scheduler.later(UNAPPLIED_S, self._apply_when_due)
+            self._apply_later()
+
+    # ---- from the journal to the segments
+
+    def _apply_later(self) -> None:
+        self._is_apply_due = True
+        self._scheduler.later(UNAPPLIED_S, self._apply_when_due)
 
     def _apply_when_due(self) -> None:
         self._is_apply_due = False
-        if self.failure is None:
-            self.apply_unapplied()
+        if self._is_applying:
+            # What came after its partition had its step would be left out.
+            self._apply_later()
+        else:
+            self._begin_apply()
+
+    def _begin_apply(self) -> None:
+        if not self._is_applying and self.failure is None:
+            self._is_applying = True
+            self._unapplied_bytes = 0
+            self._slices.run(self._apply_steps(), self._applied)
+
+    def _apply_steps(self) -> Iterator[None]:
+        for partition in self.unapplied():
+            if self.failure is not None:
+                return
+            self.apply(partition)
+            yield
+
+    def _applied(self) -> None:
+        self._is_applying = False
+        if self._unapplied_bytes >= UNAPPLIED_BYTES:
+            self._begin_apply()
+        if not self._is_busy:
+            self._next()
 
     # ---- failure
 

@@ -10,27 +10,28 @@ from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
-from millstream.engine.commit import Append, Atomic, Committer, Note, as_known
+from millstream.engine.admission import admit, require_one_frame
+from millstream.engine.changes import Changes
+from millstream.engine.commit import Committer, as_known
+from millstream.engine.operations import Append, Atomic, Note
 from millstream.engine.pending import Pending
 from millstream.engine.protocol import Capabilities, Health, Metric, Offsets
 from millstream.engine.scheduler import LoopScheduler, Scheduler
+from millstream.engine.slices import Slices
 from millstream.engine.upkeep import Upkeep, UpkeepSettings
 from millstream.errors import (
-    AppendTooLarge,
     EngineStopped,
     LogDamaged,
     MillstreamError,
     OffsetOutOfRange,
     StorageFailed,
 )
-from millstream.log import batch as batches
 from millstream.log.disk import close_file
-from millstream.log.journal import BODY_BYTES_MAX, ENTRY, producer_ids_entry
+from millstream.log.journal import producer_ids_entry
 from millstream.log.segment import Chunk, NotCached
 from millstream.log.store import (
     PRODUCER_ID_BLOCK,
     StoreOptions,
-    new_uuid,
     open_store,
     topic_unknown,
 )
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from millstream.clock import Clock
+    from millstream.engine.protocol import Part
     from millstream.log.batch import Header
     from millstream.log.disk import Disk
     from millstream.log.partition import Partition, PartitionId, PartitionSettings, ReadPlan
@@ -75,6 +77,7 @@ class ReadCounts:
 
 class LocalEngine:
     __slots__ = (
+        "_changes",
         "_clock",
         "_committer",
         "_disk",
@@ -108,6 +111,7 @@ class LocalEngine:
         self._store: Store | None = None
         self._committer: Committer | None = None
         self._upkeep: Upkeep | None = None
+        self._changes: Changes | None = None
         self._waiting: dict[PartitionId, list[tuple[int, Pending[None]]]] = {}
         self._ids_left = 0
         self._ids_waiting: deque[Pending[int]] = deque()
@@ -150,23 +154,30 @@ class LocalEngine:
         for finding in store.findings:
             level = "info" if finding.what in ROUTINE else "warning"
             getattr(_logger(), level)("recovery", **finding._asdict())
+        settings = self._options.upkeep
+        slices = Slices(self._clock, self._scheduler, settings.slice_s)
         committer = Committer(
             store,
             self._clock,
             self._scheduler,
+            slices,
             bypass_bytes=self._options.bypass_bytes,
             advanced=self._advanced,
         )
-        self._store, self._committer = store, committer
-        self._upkeep = Upkeep(store, committer, self._clock, self._scheduler, self._options.upkeep)
-        self._upkeep.start()
+        upkeep = Upkeep(
+            store, committer, self._clock, self._scheduler, slices=slices, settings=settings
+        )
+        self._store, self._committer, self._upkeep = store, committer, upkeep
+        self._changes = Changes(store, committer, upkeep, self._clock, self._scheduler)
+        upkeep.start()
 
     async def stop(self) -> None:
-        if self._store is None or self._committer is None or self._upkeep is None:
+        committer, upkeep, changes = self._committer, self._upkeep, self._changes
+        if self._store is None or committer is None or upkeep is None or changes is None:
             return
-        committer, upkeep = self._committer, self._upkeep
         deadline = self._clock.monotonic() + STOP_WAIT_S
         await self._until(lambda: committer.is_idle() or committer.failure is not None, deadline)
+        await self._until(changes.is_idle, deadline)
         upkeep.stop()
         await self._until(upkeep.is_idle, deadline)
         if self._loop_scheduler is not None:
@@ -180,17 +191,22 @@ class LocalEngine:
 
     def close(self) -> None:
         """A last checkpoint, so that the next start has nothing to replay; then let go."""
-        store, committer = self._store, self._committer
-        if store is None or committer is None:
+        store, committer, upkeep = self._store, self._committer, self._upkeep
+        changes = self._changes
+        if store is None or committer is None or upkeep is None or changes is None:
             return
-        committer.apply_unapplied()
-        if committer.failure is None and committer.is_idle() and not committer.unapplied():
+        is_applied = all(committer.apply(partition) for partition in committer.unapplied())
+        # One that is still under way has taken some partitions over, and not given them back.
+        is_idle = committer.is_idle() and upkeep.is_idle()
+        upkeep.stop()
+        if committer.failure is None and is_applied and is_idle:
             try:
                 store.checkpoint(self._clock.wall_ms())
             except OSError as error:
                 _logger().warning("no checkpoint at the end", error=str(error))
         committer.fail("the engine has stopped")
         self._store = None
+        changes.close()
         waiting, self._waiting = self._waiting, {}
         for waiters in waiting.values():
             for _, pending in waiters:
@@ -212,15 +228,10 @@ class LocalEngine:
         self._commit().submit(operation)
         return operation.pending
 
-    def append_atomic(self, entries: Sequence[tuple[PartitionId, bytes]]) -> Pending[list[int]]:
+    def append_atomic(self, entries: Sequence[Part]) -> Pending[list[int]]:
         try:
-            parts = [self._append(id, batch, None) for id, batch in entries]
-            size = sum(ENTRY.size + part.size for part in parts)
-            if size > BODY_BYTES_MAX:
-                raise AppendTooLarge(
-                    f"{size} bytes are more than one atomic append may have; send it in parts",
-                    limit_bytes=BODY_BYTES_MAX,
-                )
+            parts = [self._append(*entry) for entry in entries]
+            require_one_frame(part.size for part in parts)
         except MillstreamError as error:
             return Pending.failed(error)
         if not parts:
@@ -229,14 +240,12 @@ class LocalEngine:
         self._commit().submit(operation)
         return operation.pending
 
-    def _append(self, id: PartitionId, batch: bytes, header: Header | None) -> Append:
-        partition = self._running().partition(id)
-        if header is None:
-            header = batches.verify(batch, bytes_max=partition.settings.batch_bytes_max)
-        if partition.settings.compact and not header.is_control:
-            # Compaction will have to open it: what does not open is refused here.
-            batches.keys(batch)
-        return Append(partition, batch, header)
+    def _append(self, id: PartitionId, batch: bytes, header: Header | None = None) -> Append:
+        store = self._store
+        partition = None if store is None else store.partitions.get(id)
+        if partition is None:
+            partition = self._running().partition(id)
+        return Append(partition, batch, admit(batch, header, partition.settings))
 
     def producer_id(self) -> Pending[int]:
         """Ids come from blocks; a block is journalled before the first of it is used."""
@@ -422,11 +431,10 @@ class LocalEngine:
         settings: PartitionSettings,
         uuid: bytes | None = None,
     ) -> Pending[Topic]:
-        return self._between(
-            lambda store: store.create_topic(
-                name, uuid or new_uuid(), partitions, settings, self._clock.wall_ms()
-            )
-        )
+        changes = self._changes
+        if changes is None or self._store is None:
+            return Pending.failed(_stopped())
+        return changes.create(name, partitions, settings, uuid)
 
     def alter(
         self,
@@ -435,22 +443,21 @@ class LocalEngine:
         settings: PartitionSettings | None = None,
         partitions: int | None = None,
     ) -> Pending[Topic]:
-        def change(store: Store) -> Topic:
-            return store.alter_topic(name, settings, partitions, self._clock.wall_ms())
-
-        return self._between(change)
+        changes = self._changes
+        if changes is None or self._store is None:
+            return Pending.failed(_stopped())
+        return changes.alter(name, settings, partitions)
 
     def delete(self, name: str) -> Pending[None]:
-        def forget(store: Store) -> None:
-            gone = store.forget_topic(name)
-            self._schedule().background(
-                lambda: store.remove_topic_files(gone), lambda _, error: _note_left(gone, error)
-            )
+        def forgotten() -> None:
             for id in [id for id in self._waiting if id.topic == name]:
                 for _, pending in self._waiting.pop(id):
                     pending.fail(topic_unknown(name))
 
-        return self._between(forget)
+        changes = self._changes
+        if changes is None or self._store is None:
+            return Pending.failed(_stopped())
+        return changes.delete(name, forgotten)
 
     def trim(self, id: PartitionId, offset: int) -> Pending[None]:
         try:
@@ -471,36 +478,6 @@ class LocalEngine:
         """There is one broker on a local log, so it owns every shard."""
         del shard
         return Pending.failed(_stopped()) if self._store is None else Pending.of(None)
-
-    def _between(self, change: Callable[[Store], T]) -> Pending[T]:
-        """Run a change of the directory when no append, and no sync of it, is under way."""
-        if self._store is None:
-            return Pending.failed(_stopped())
-        pending: Pending[T] = Pending()
-
-        def run() -> None:
-            commit, upkeep = self._commit(), self._upkeep
-            assert upkeep is not None
-            if not upkeep.after_syncs(lambda: commit.between_rounds(run)):
-                return
-            try:
-                if commit.failure is not None:
-                    raise StorageFailed(f"the broker stopped writing ({commit.failure})")
-                result = change(self._running())
-            except MillstreamError as error:
-                if isinstance(error, StorageFailed):
-                    commit.fail(error.message)
-                pending.fail(error)
-            except OSError as error:
-                failed = _change_failed(error)
-                if isinstance(failed, StorageFailed):
-                    commit.fail(failed.message)
-                pending.fail(failed)
-            else:
-                pending.succeed(result)
-
-        self._commit().between_rounds(run)
-        return pending
 
     # ---- seen from outside
 
@@ -605,15 +582,6 @@ def _read_failed(error: BaseException | None) -> BaseException:
 def _of_partition(partition: Partition, error: BaseException | None) -> BaseException:
     """Whatever went wrong with the files of a topic that was deleted meanwhile, this is why."""
     return topic_unknown(partition.id.topic) if partition.is_closed else _read_failed(error)
-
-
-def _change_failed(error: OSError) -> MillstreamError:
-    return as_known(error) or StorageFailed(f"changing the data directory failed: {error}")
-
-
-def _note_left(path: str, error: BaseException | None) -> None:
-    if error is not None:
-        _logger().warning("files left for the next start", path=path, error=str(error))
 
 
 def _logger() -> structlog.stdlib.BoundLogger:

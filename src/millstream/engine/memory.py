@@ -12,10 +12,10 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from millstream.engine.admission import admit, require_one_frame
 from millstream.engine.pending import Pending
 from millstream.engine.protocol import Capabilities, Health, Metric, Offsets
 from millstream.errors import (
-    AppendTooLarge,
     EngineStopped,
     MillstreamError,
     OffsetOutOfRange,
@@ -23,7 +23,6 @@ from millstream.errors import (
     TopicExists,
 )
 from millstream.log import batch as batches
-from millstream.log.journal import BODY_BYTES_MAX, ENTRY
 from millstream.log.partition import PartitionId, PartitionSettings
 from millstream.log.producers import Producer, Producers, has_sequence
 from millstream.log.segment import Chunk
@@ -39,6 +38,7 @@ from millstream.log.store import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from millstream.engine.protocol import Part
     from millstream.log.batch import Header
 
 T = TypeVar("T")
@@ -129,26 +129,19 @@ class MemoryEngine:
             return Pending.failed(error)
         return self._at_end_of_turn(lambda: self._append(parts)[0])
 
-    def append_atomic(self, entries: Sequence[tuple[PartitionId, bytes]]) -> Pending[list[int]]:
+    def append_atomic(self, entries: Sequence[Part]) -> Pending[list[int]]:
         try:
-            parts = [self._part(id, batch, None) for id, batch in entries]
-            size = sum(ENTRY.size + len(part.data) for part in parts)
-            if size > BODY_BYTES_MAX:
-                raise AppendTooLarge(
-                    f"{size} bytes are more than one atomic append may have; send it in parts",
-                    limit_bytes=BODY_BYTES_MAX,
-                )
+            parts = [self._part(*entry) for entry in entries]
+            require_one_frame(len(part.data) for part in parts)
         except MillstreamError as error:
             return Pending.failed(error)
         if not parts:
             return Pending.of([])
         return self._at_end_of_turn(lambda: self._append(parts))
 
-    def _part(self, id: PartitionId, batch: bytes, header: Header | None) -> _Part:
+    def _part(self, id: PartitionId, batch: bytes, header: Header | None = None) -> _Part:
         partition = self._partition(id)
-        if header is None:
-            header = batches.verify(batch, bytes_max=partition.settings.batch_bytes_max)
-        return _Part(partition, bytes(batch), header)
+        return _Part(partition, bytes(batch), admit(batch, header, partition.settings))
 
     def _append(self, parts: list[_Part]) -> list[int]:
         """Give every part its offset, then keep them all; or none, when one is refused."""

@@ -17,12 +17,14 @@ _UNSET = object()
 
 
 class Pending(Generic[T]):
-    __slots__ = ("_callbacks", "_error", "_value")
+    __slots__ = ("_callback", "_error", "_more", "_value")
 
     def __init__(self) -> None:
         self._value: object = _UNSET
         self._error: BaseException | None = None
-        self._callbacks: list[Callable[[Pending[T]], None]] | None = None
+        # Nearly always there is one callback, so only others need a list.
+        self._callback: Callable[[Pending[T]], None] | None = None
+        self._more: list[Callable[[Pending[T]], None]] | None = None
 
     @classmethod
     def of(cls, value: T) -> Pending[T]:
@@ -53,35 +55,39 @@ class Pending(Generic[T]):
 
     def then(self, callback: Callable[[Pending[T]], None]) -> None:
         """Call when done; at once when it is done already."""
-        if self.is_done:
+        if self._value is not _UNSET or self._error is not None:
             self._call(callback)
-        elif self._callbacks is None:
-            self._callbacks = [callback]
+        elif self._callback is None:
+            self._callback = callback
+        elif self._more is None:
+            self._more = [callback]
         else:
-            self._callbacks.append(callback)
+            self._more.append(callback)
 
     def succeed(self, value: T) -> None:
         """The first outcome counts: a wait that was cancelled may still be woken."""
-        if not self.is_done:
+        if self._value is _UNSET and self._error is None:
             self._value = value
-            self._run()
+            if self._callback is not None:
+                self._call(self._callback)
 
     def fail(self, error: BaseException) -> None:
-        if not self.is_done:
+        if self._value is _UNSET and self._error is None:
             self._error = error
-            self._run()
-
-    def _run(self) -> None:
-        callbacks, self._callbacks = self._callbacks, None
-        for callback in callbacks or ():
-            self._call(callback)
+            if self._callback is not None:
+                self._call(self._callback)
 
     def _call(self, callback: Callable[[Pending[T]], None]) -> None:
         """A callback that fails is its owner's business: who completes this one goes on."""
+        more = self._more
+        self._callback = self._more = None
         try:
             callback(self)
         except Exception:  # noqa: BLE001
             structlog.get_logger("millstream.engine").exception("a callback failed")
+        if more is not None:
+            for other in more:
+                self._call(other)
 
     def __await__(self) -> Generator[object, None, T]:
         if not self.is_done:

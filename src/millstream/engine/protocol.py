@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import TypeAlias
 
     from millstream.engine.pending import Pending
     from millstream.log.batch import Header
     from millstream.log.partition import PartitionId, PartitionSettings
     from millstream.log.segment import Chunk
     from millstream.log.store import Topic
+
+    # One batch of an atomic append, with its header when somebody vouches for it.
+    Part: TypeAlias = tuple[PartitionId, bytes] | tuple[PartitionId, bytes, Header | None]
 
 
 class Offsets(NamedTuple):
@@ -70,12 +74,19 @@ class Engine(Protocol):
     def append(self, id: PartitionId, batch: bytes, header: Header | None = None) -> Pending[int]:
         """Append one batch; its base offset, once it is as durable as the topic's mode says.
 
-        `header` is what `verify` gave; without it the batch is verified here.
+        Without a header nobody vouches for the batch: it is verified and opened, and what would
+        not open for a reader is refused. Who passes a header vouches that the batch is right:
+        with what `verify` gave, for bytes that are to stay unopened, or with what `read_header`
+        says of a batch that `encode` made. It is then taken as it is, but on compacted topics,
+        where compaction will have to open it.
         """
         ...
 
-    def append_atomic(self, entries: Sequence[tuple[PartitionId, bytes]]) -> Pending[list[int]]:
-        """Append batches to several partitions: after any crash all are there, or none."""
+    def append_atomic(self, entries: Sequence[Part]) -> Pending[list[int]]:
+        """Append batches to several partitions: after any crash all are there, or none.
+
+        An entry is a partition and a batch, and may have a header as `append` does.
+        """
         ...
 
     def read(self, id: PartitionId, offset: int, bytes_max: int) -> Pending[Chunk]:

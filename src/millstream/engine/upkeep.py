@@ -1,5 +1,6 @@
 """What the log needs done beside appends: seals, checkpoints, interval syncs, retention,
-compaction. The loop decides and swaps results in; threads and child processes do the work.
+compaction. The loop decides and swaps results in; threads and child processes do the work. What
+the loop does for each of many partitions it does in slices.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from millstream.engine.commit import Note, as_known, end_syncs, run_syncs
+from millstream.engine.commit import as_known, end_syncs, run_syncs
+from millstream.engine.operations import Note
+from millstream.engine.slices import SLICE_S
 from millstream.errors import MillstreamError
 from millstream.log.compaction import CompactionJob, CompactionResult, Source
 from millstream.log.journal import trim_entry
@@ -18,12 +21,13 @@ from millstream.log.partition import remove_segment_files
 from millstream.log.segment import Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from millstream.clock import Clock
     from millstream.engine.commit import Committer
     from millstream.engine.scheduler import Cancel, Scheduler
-    from millstream.log.partition import Partition, SweepJob
+    from millstream.engine.slices import Slices
+    from millstream.log.partition import Partition, SweepJob, SyncJob
     from millstream.log.store import CheckpointJob, Store
 
 # Sealed segments that stay open for reading: each holds a file and its indexes in memory.
@@ -38,6 +42,8 @@ class UpkeepSettings:
     retention_interval_s: float = 300.0
     compaction_interval_s: float = 900.0
     file_delete_delay_s: float = 60.0
+    # How long all this may keep the loop at a time, but for the step that comes last.
+    slice_s: float = SLICE_S
 
 
 @dataclass(slots=True)
@@ -58,12 +64,14 @@ class Upkeep:
         "_committer",
         "_is_checkpointing",
         "_is_preparing",
+        "_is_retaining",
         "_is_stopped",
         "_is_syncing",
         "_open",
         "_scheduler",
         "_sealing",
         "_settings",
+        "_slices",
         "_store",
         "_timers",
         "compacting",
@@ -76,12 +84,15 @@ class Upkeep:
         committer: Committer,
         clock: Clock,
         scheduler: Scheduler,
+        *,
+        slices: Slices,
         settings: UpkeepSettings,
     ) -> None:
         self._store = store
         self._committer = committer
         self._clock = clock
         self._scheduler = scheduler
+        self._slices = slices
         self._settings = settings
         self._timers: dict[str, Cancel] = {}
         self._after: list[Callable[[], None]] = []
@@ -91,6 +102,7 @@ class Upkeep:
         # When the newest checkpoint that is in place was captured; opening the store made one.
         self._checkpoint_began = clock.monotonic()
         self._is_preparing = False
+        self._is_retaining = False
         self._is_syncing = False
         self._is_stopped = False
         self.compacting: set[Partition] = set()
@@ -205,29 +217,57 @@ class Upkeep:
         self._committer.between_rounds(self._begin_checkpoint)
 
     def _begin_checkpoint(self) -> None:
-        is_stuck = any(partition.unapplied for partition in self._committer.unapplied())
-        if is_stuck or self._committer.failure is not None:
-            # The journal has the only copy of something: it must not be cut now.
-            self._is_checkpointing = False
-            self._run_after()
-            return
+        """Between two rounds, as every slice of capturing is: a partition with a batch under way
+        has no state that could be kept."""
         began = self._clock.monotonic()
-        job = self._store.begin_checkpoint(self._clock.wall_ms())
+        job = self._store.begin_checkpoint()
+        partitions = list(self._store.partitions.values())
+        self._slices.run(
+            self._capture_steps(job, partitions),
+            lambda: self._captured(job, began, len(partitions)),
+            self._committer.between_rounds,
+        )
+
+    def _capture_steps(self, job: CheckpointJob, partitions: list[Partition]) -> Iterator[None]:
+        now_ms = self._clock.wall_ms()
+        for partition in partitions:
+            if self._is_stopped or self._committer.failure is not None:
+                return
+            if partition.unapplied and not self._committer.apply(partition):
+                # The journal has the only copy of something: it must not be cut now.
+                return
+            self._store.capture(partition, job, now_ms)
+            yield
+
+    def _captured(self, job: CheckpointJob, began: float, count: int) -> None:
+        if job.captured < count:
+            job.abandon()
+            self._end_checkpoint()
+            return
         self._scheduler.background(job.run, lambda _, error: self._checkpointed(job, began, error))
 
     def _checkpointed(self, job: CheckpointJob, began: float, error: BaseException | None) -> None:
-        self._is_checkpointing = False
         if error is not None:
             job.abandon()
             self._failed("a checkpoint failed", error)
-        else:
+            self._end_checkpoint()
+            return
+        self.counts.checkpoints += 1
+        self._checkpoint_began = began
+        self._slices.run(self._finish_steps(job), self._end_checkpoint)
+
+    def _finish_steps(self, job: CheckpointJob) -> Iterator[None]:
+        yield from self._store.finish_checkpoint(job)
+        # Once the engine has stopped, the journal may be somebody else's.
+        if self._committer.failure is None:
             try:
-                self._store.finish_checkpoint(job)
+                yield from self._store.cut_journal()
             except OSError as problem:
                 # The files stay, and count again when the next checkpoint cuts.
                 _logger().warning("journal files not cut", error=str(problem))
-            self.counts.checkpoints += 1
-            self._checkpoint_began = began
+
+    def _end_checkpoint(self) -> None:
+        self._is_checkpointing = False
         self._run_after()
 
     def after_syncs(self, call: Callable[[], None]) -> bool:
@@ -245,38 +285,52 @@ class Upkeep:
 
     def sync_interval(self) -> None:
         """Mode `interval`: make durable what was written since the last time."""
-        partitions = [
-            partition
-            for partition in self._store.partitions.values()
-            if partition.settings.fsync == "interval" and partition.has_weak_tail
-        ]
-        if not partitions or self._is_syncing:
+        if self._is_syncing:
             return
         self._is_syncing = True
-        syncs = [partition.begin_sync() for partition in partitions]
+        syncs: list[SyncJob] = []
+        self._slices.run(self._sync_steps(syncs), lambda: self._run_interval(syncs))
+
+    def _sync_steps(self, syncs: list[SyncJob]) -> Iterator[None]:
+        for partition in list(self._store.partitions.values()):
+            if partition.settings.fsync == "interval" and partition.has_weak_tail:
+                syncs.append(partition.begin_sync())
+            yield
+
+    def _run_interval(self, syncs: list[SyncJob]) -> None:
+        if not syncs or self._is_stopped:
+            for sync in syncs:
+                sync.abandon()
+            self._end_interval()
+            return
 
         def done(_: None, error: BaseException | None) -> None:
-            self._is_syncing = False
-            end_syncs(syncs, error)
             if error is not None:
                 self._failed("a sync failed", error)
-            self._run_after()
+            self._slices.run(_end_steps(syncs, error), self._end_interval)
 
         self._scheduler.background(lambda: run_syncs(syncs), done)
+
+    def _end_interval(self) -> None:
+        self._is_syncing = False
+        self._run_after()
 
     # ---- retention and compaction
 
     def retain(self) -> None:
-        """One partition a turn, so that many of them never hold up the loop."""
-        waiting = list(self._store.partitions.values())
+        if not self._is_retaining:
+            self._is_retaining = True
+            self._slices.run(self._retain_steps(), self._end_retaining)
 
-        def one() -> None:
-            if not waiting or self._is_stopped or self._committer.failure is not None:
+    def _retain_steps(self) -> Iterator[None]:
+        for partition in list(self._store.partitions.values()):
+            if self._is_stopped or self._committer.failure is not None:
                 return
-            self.retain_partition(waiting.pop())
-            self._scheduler.soon(one)
+            self.retain_partition(partition)
+            yield
 
-        one()
+    def _end_retaining(self) -> None:
+        self._is_retaining = False
 
     def retain_partition(self, partition: Partition) -> None:
         now_ms = self._clock.wall_ms()
@@ -321,12 +375,24 @@ class Upkeep:
             self._compact_next(waiting)
 
     def _compact_next(self, waiting: list[Partition]) -> None:
-        while waiting and not self._is_stopped:
+        found: list[tuple[Partition, list[Segment]]] = []
+
+        def done() -> None:
+            for partition, segments in found:
+                self._compact(partition, segments, lambda: self._compact_next(waiting))
+
+        self._slices.run(self._compactable_steps(waiting, found), done)
+
+    def _compactable_steps(
+        self, waiting: list[Partition], found: list[tuple[Partition, list[Segment]]]
+    ) -> Iterator[None]:
+        """Up to the first of the partitions that has something to compact."""
+        while waiting and not found and not self._is_stopped:
             partition = waiting.pop()
             segments = [] if partition.is_closed else partition.compactable()
             if segments:
-                self._compact(partition, segments, lambda: self._compact_next(waiting))
-                return
+                found.append((partition, segments))
+            yield
 
     def _compact(
         self, partition: Partition, segments: list[Segment], then: Callable[[], None]
@@ -380,9 +446,15 @@ class Upkeep:
         recovery may need what a trimmed segment says of producers."""
         before = self._clock.monotonic() - self._settings.file_delete_delay_s
         before = min(before, self._checkpoint_began)
-        for partition in self._store.partitions.values():
-            if partition.doomed and not self._is_stopped:
+        self._slices.run(self._sweep_steps(before), lambda: None)
+
+    def _sweep_steps(self, before: float) -> Iterator[None]:
+        for partition in list(self._store.partitions.values()):
+            if self._is_stopped:
+                return
+            if partition.doomed and not partition.is_closed:
                 self._sweep(partition.sweep(before))
+            yield
 
     def _sweep(self, job: SweepJob) -> None:
         def done(_: int | None, error: BaseException | None) -> None:
@@ -403,6 +475,12 @@ class Upkeep:
             _logger().warning("put off", what=what, error=str(error))
         else:
             self._committer.fail(f"{what}: {error}")
+
+
+def _end_steps(syncs: list[SyncJob], error: BaseException | None) -> Iterator[None]:
+    for sync in syncs:
+        end_syncs((sync,), error)
+        yield
 
 
 def _source(segment: Segment) -> Source:

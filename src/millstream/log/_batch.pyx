@@ -160,6 +160,21 @@ def verify(data, *, bytes_max, bint exact_count=True):
     return pure.verify(data, bytes_max=bytes_max, exact_count=exact_count)
 
 
+def examine(data, *, bytes_max, inflated_bytes_max=layout.INFLATED_BYTES_MAX):
+    """As `verify`, and then from inside too: decompressed, each record checked to its last byte.
+
+    What passes can be decoded by anybody. Nothing of it is kept.
+    """
+    header = verify(data, bytes_max=bytes_max)
+    cdef Opened batch = open_batch(data, inflated_bytes_max, False)
+    cdef Parsed record
+    cdef int32_t index
+    for index in range(batch.head.count):
+        batch.next(&record, index)
+    batch.finish()
+    return header
+
+
 def scan(data, Py_ssize_t position, int64_t next_offset, *, bint exact):
     """Follow batches from `position` on for as long as each is whole, right and in order.
 

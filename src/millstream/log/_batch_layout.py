@@ -61,7 +61,6 @@ HEADER = struct.Struct(
     "i"  # count
 )
 PLACE = struct.Struct(">qii")  # base offset, length, leader epoch: what lies before the magic
-_LENGTH = struct.Struct(">i")
 HEADER_BYTES = 61
 PLACE_BYTES = 16
 LENGTH_END = 12  # where the length field ends and starts to count
@@ -89,6 +88,9 @@ INT64_MIN = -(2**63)
 # Length, attributes, timestamp delta, offset delta, key length, value length, header count: each
 # at least a byte. So a count that the body cannot hold is seen before anything is allocated.
 RECORD_BYTES_MIN = 7
+
+# A view of a batch costs more than a copy of so many bytes, and gives the collector work.
+COPIED_BYTES_MAX = 1024
 
 # What one batch may grow to when it is decompressed. The largest batch that a broker takes by
 # default is 1 MiB; real data shrinks 2 to 20 times, so 64 times is far from honest use.
@@ -222,13 +224,17 @@ def walk(data: Data) -> list[tuple[int, Header]]:
     return batches
 
 
-def placed(data: Data, base_offset: int, leader_epoch: int) -> tuple[bytes, memoryview]:
-    """The batch at its place in the log: its new first 16 bytes, and a view of the others.
+def placed(data: Data, base_offset: int, leader_epoch: int) -> tuple[bytes, bytes | memoryview]:
+    """One whole batch at its place in the log: its new first 16 bytes, and the others; a view of
+    them, unless copying is quicker.
 
     Both fields lie outside the CRC, so the producer's bytes are written as they came.
     """
-    (length,) = _LENGTH.unpack_from(data, LENGTH_END - 4)
-    return PLACE.pack(base_offset, length, leader_epoch), memoryview(data)[PLACE_BYTES:]
+    size = len(data)
+    prefix = PLACE.pack(base_offset, size - LENGTH_END, leader_epoch)
+    if size <= COPIED_BYTES_MAX and type(data) is bytes:
+        return prefix, data[PLACE_BYTES:]
+    return prefix, memoryview(data)[PLACE_BYTES:]
 
 
 def require_counts(header: Header, exact_count: bool) -> None:

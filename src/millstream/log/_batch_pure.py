@@ -115,6 +115,18 @@ def verify(data: Data, *, bytes_max: int, exact_count: bool = True) -> Header:
     return header
 
 
+def examine(data: Data, *, bytes_max: int, inflated_bytes_max: int = INFLATED_BYTES_MAX) -> Header:
+    """As `verify`, and then from inside too: decompressed, each record checked to its last byte.
+
+    What passes can be decoded by anybody. Nothing of it is kept.
+    """
+    header = verify(data, bytes_max=bytes_max)
+    _, body = open_batch(data, inflated_bytes_max)
+    for _ in _parse(header, body):
+        pass
+    return header
+
+
 def scan(data: Data, position: int, next_offset: int, *, exact: bool) -> Scan:
     """Follow batches from `position` on for as long as each is whole, right and in order.
 

@@ -3,7 +3,8 @@
 A batch is Kafka's record batch, magic 2: a header of 61 bytes (layout: `_batch_layout.py`), then
 the records, compressed as a whole (layout: `_batch_pure.py`). Most of the broker never opens one:
 `verify` checks a batch from outside, `placed` gives it its offsets, `scan` finds how far a file
-is whole. `encode` and `decode` are for those who must see records, `decode_columns` is for Spark.
+is whole. `examine` opens a batch that nobody vouches for, to see whether anybody could. `encode`
+and `decode` are for those who must see records, `decode_columns` is for Spark.
 
 There are two implementations with the same answers and the same errors: a compiled one, taken
 where it was built, and one in plain Python, also taken when `MILLSTREAM_PURE` is set.
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
         decode,
         decode_columns,
         encode,
+        examine,
         keys,
         retain,
         scan,
@@ -69,6 +71,7 @@ else:
     decode = _twin.decode
     decode_columns = _twin.decode_columns
     encode = _twin.encode
+    examine = _twin.examine
     keys = _twin.keys
     retain = _twin.retain
     scan = _twin.scan
@@ -101,6 +104,7 @@ __all__ = [
     "decode",
     "decode_columns",
     "encode",
+    "examine",
     "keys",
     "placed",
     "read_header",

@@ -81,7 +81,7 @@ class Placed(NamedTuple):
     position: int
     base_offset: int
     prefix: bytes
-    rest: memoryview
+    rest: bytes | memoryview
     header: Header
     size: int
 
@@ -287,21 +287,22 @@ class Segment:
         assert run[0].position == self.size
         loaded = self.loaded
         buffers: list[bytes | memoryview] = []
-        for placed in run:
-            buffers += (placed.prefix, placed.rest)
+        for _, _, _, prefix, rest, _, _ in run:
+            buffers += (prefix, rest)
         last = run[-1]
         end = last.position + last.size
         if end - self.size <= JOIN_BYTES * len(run):
             buffers = [b"".join(buffers)]
         write_all(self.disk, loaded.file, buffers, self.size)
         self.dirty = True
-        for placed in run:
+        index_bytes = self.intervals.index_bytes
+        for _, position, base_offset, _, _, header, _ in run:
             if (
-                placed.position - self.last_indexed >= self.intervals.index_bytes
-                or placed.header.max_timestamp > self.max_timestamp
+                position - self.last_indexed >= index_bytes
+                or header.max_timestamp > self.max_timestamp
                 or self.last_indexed < 0
             ):
-                self._note(loaded, placed.header, placed.base_offset, placed.position)
+                self._note(loaded, header, base_offset, position)
         self.size = end
         self.next_offset = last.next_offset
 

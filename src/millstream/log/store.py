@@ -44,6 +44,7 @@ from millstream.log.checkpoint import (
     write_checkpoint,
 )
 from millstream.log.disk import Disk, close_file, read_file, write_all, write_file
+from millstream.log.growth import Growth, remove_tree
 from millstream.log.journal import Damage, Journal, Kind
 from millstream.log.partition import Partition, PartitionId, PartitionSettings, SyncJob
 from millstream.log.recovery import Evidence, Finding, Recovery
@@ -112,6 +113,8 @@ class CheckpointJob:
     syncs: list[SyncJob] = field(default_factory=list)
     flushes: list[FlushJob] = field(default_factory=list)
     captures: list[Capture] = field(default_factory=list)
+    # How many partitions it has by now, those that have not changed included.
+    captured: int = 0
 
     def run(self) -> None:
         for flush in self.flushes:
@@ -175,52 +178,23 @@ class Store:
         found = self.partitions.get(id)
         if found is not None:
             return found
-        raise partition_unknown(id, self._topic(id.topic))
+        raise partition_unknown(id, self.topic(id.topic))
 
     # ---- topics
 
-    def create_topic(
+    def new_topic(
         self, name: str, uuid: bytes, partitions: int, settings: PartitionSettings, now_ms: int
-    ) -> Topic:
-        """All partitions at once, by one rename, or none."""
+    ) -> Growth:
+        """What it takes to make a topic; see growth.py."""
         check_topic_name(name)
         check_partition_count(partitions)
         if name in self.topics:
             raise TopicExists(f"there is a topic {name} already", topic=name)
-        building = f"{self.root}/topics/new-{uuid.hex()}"
-        _remove_tree(self.disk, building)
-        self.disk.make_directory(building)
-        for number in range(partitions):
-            self.disk.make_directory(f"{building}/{number}")
-        if len(name) > TOPIC_NAME_ROOM:
-            self.disk.make_directory(f"{building}/{REST_PREFIX}{name[TOPIC_NAME_ROOM - 1 :]}")
-        self.disk.sync_directory(building)
-        self.disk.rename(building, self._topic_path(name, uuid))
-        topic = Topic(name, uuid, 0)
-        try:
-            self.disk.sync_directory(f"{self.root}/topics")
-            return self._open_new(topic, partitions, settings, now_ms)
-        except OSError as error:
-            try:
-                self._take_out(self.topics.get(name, topic))
-            except OSError:
-                # Made again under another UUID, there would be two of that name.
-                raise StorageFailed(f"whether {name} is there is not known: {error}") from error
-            raise
+        return self._growth(Topic(name, uuid, 0), partitions, settings, now_ms)
 
-    def alter_topic(
-        self, name: str, settings: PartitionSettings | None, partitions: int | None, now_ms: int
-    ) -> Topic:
-        topic = self._topic(name)
-        if partitions is not None:
-            topic = self._add_partitions(topic, partitions, now_ms)
-        if settings is not None:
-            for number in range(topic.partitions):
-                self.partitions[PartitionId(name, number)].settings = settings
-        return topic
-
-    def _add_partitions(self, topic: Topic, partitions: int, now_ms: int) -> Topic:
-        name = topic.name
+    def more_partitions(self, name: str, partitions: int, now_ms: int) -> Growth:
+        """What it takes to give a topic more partitions, up to so many."""
+        topic = self.topic(name)
         check_partition_count(partitions)
         if partitions < topic.partitions:
             raise PartitionCountInvalid(
@@ -228,50 +202,70 @@ class Store:
                 topic=name,
                 partitions=partitions,
             )
-        path = self._topic_path(name, topic.uuid)
-        for number in range(topic.partitions, partitions):
-            if str(number) not in self.disk.list_directory(path):
-                self.disk.make_directory(f"{path}/{number}")
-        self.disk.sync_directory(path)
         settings = self.partitions[PartitionId(name, 0)].settings
-        return self._open_new(topic, partitions, settings, now_ms)
+        return self._growth(topic, partitions, settings, now_ms)
 
-    def _open_new(
+    def _growth(
         self, topic: Topic, partitions: int, settings: PartitionSettings, now_ms: int
-    ) -> Topic:
-        for number in range(topic.partitions, partitions):
-            partition = self._new_partition(topic, number, settings)
-            partition.start_empty(now_ms)
+    ) -> Growth:
+        is_long = len(topic.name) > TOPIC_NAME_ROOM
+        return Growth(
+            self.disk,
+            topic,
+            partitions,
+            root=f"{self.root}/topics",
+            building=f"new-{topic.uuid.hex()}",
+            directory=topic_directory(topic.name, topic.uuid),
+            rest=REST_PREFIX + topic.name[TOPIC_NAME_ROOM - 1 :] if is_long else None,
+            new_partition=lambda number: self._new_partition(topic, number, settings),
+            now_ms=now_ms,
+        )
+
+    def take_in(self, growth: Growth) -> Topic:
+        """Partitions were made: from now on they are there. Those, too, that were made before
+        the next one failed."""
+        topic = growth.topic
+        for partition in growth.made:
             self.partitions[partition.id] = partition
-            # One at a time, so that what exists stays known when a later one fails.
-            topic = self.topics[topic.name] = topic._replace(partitions=number + 1)
+        if growth.made:
+            topic = topic._replace(partitions=topic.partitions + len(growth.made))
+            self.topics[topic.name] = topic
+        return topic
+
+    def create_topic(
+        self, name: str, uuid: bytes, partitions: int, settings: PartitionSettings, now_ms: int
+    ) -> Topic:
+        """All of it at once, for who has no loop that waits."""
+        growth = self.new_topic(name, uuid, partitions, settings, now_ms)
+        growth.run()
+        return self.take_in(growth)
+
+    def alter_topic(self, name: str, settings: PartitionSettings) -> Topic:
+        topic = self.topic(name)
+        for number in range(topic.partitions):
+            self.partitions[PartitionId(name, number)].settings = settings
         return topic
 
     def forget_topic(self, name: str) -> str:
         """Take a topic out of the store in one step. Its files are under the path that is given
         back, for `remove_topic_files`; after a crash the next start takes them away."""
-        topic = self._topic(name)
-        gone = self._take_out(topic)
+        topic = self.topic(name)
+        gone = f"{self.root}/topics/gone-{topic.uuid.hex()}"
+        self.disk.rename(self._topic_path(topic.name, topic.uuid), gone)
+        del self.topics[name]
+        for number in range(topic.partitions):
+            self.partitions.pop(PartitionId(name, number)).close()
+            self._states.pop((topic.uuid, number), None)
         try:
             self.disk.sync_directory(f"{self.root}/topics")
         except OSError as error:
             raise StorageFailed(f"whether {name} is deleted is not known: {error}") from error
         return gone
 
-    def _take_out(self, topic: Topic) -> str:
-        """Rename a topic away, and forget it. Where it is now."""
-        gone = f"{self.root}/topics/gone-{topic.uuid.hex()}"
-        self.disk.rename(self._topic_path(topic.name, topic.uuid), gone)
-        self.topics.pop(topic.name, None)
-        for number in range(topic.partitions):
-            self.partitions.pop(PartitionId(topic.name, number)).close()
-            self._states.pop((topic.uuid, number), None)
-        return gone
-
     def remove_topic_files(self, path: str) -> None:
-        _remove_tree(self.disk, path)
+        remove_tree(self.disk, path)
 
-    def _topic(self, name: str) -> Topic:
+    def topic(self, name: str) -> Topic:
         topic = self.topics.get(name)
         if topic is None:
             raise topic_unknown(name)
@@ -299,23 +293,29 @@ class Store:
             partition.changed or partition.doomed for partition in self.partitions.values()
         )
 
-    def begin_checkpoint(self, now_ms: int) -> CheckpointJob:
-        """Capture the state as of now. All reservations must have been written."""
-        job = CheckpointJob(
+    def begin_checkpoint(self) -> CheckpointJob:
+        """A checkpoint without partitions: `capture` adds them, one by one, to its end.
+
+        They need not be captured at the same moment. The checkpoint names the journal's position
+        of now, when all that frames before it mean is in the partitions. A partition that is
+        captured later has some frames in it that are replayed all the same, and that writes the
+        same bytes to the same places. So it must be the other way round for none of them: call
+        this before the first capture, when no append is under way.
+        """
+        return CheckpointJob(
             self.disk,
             f"{self.root}/checkpoint",
             Checkpoint(self.leader_epoch, self.journal.position, self.next_producer_id, []),
         )
-        for partition in self.partitions.values():
-            if partition.changed:
-                partition.producers.expire(now_ms - self.options.producer_expiry_ms)
-                self._capture(partition, job)
-            else:
-                state = self._states[partition.uuid, partition.id.number]
-                job.checkpoint.partitions.append(state)
-        return job
 
-    def _capture(self, partition: Partition, job: CheckpointJob) -> None:
+    def capture(self, partition: Partition, job: CheckpointJob, now_ms: int) -> None:
+        """Add a partition as it is now. All its reservations must have been written."""
+        job.captured += 1
+        if not partition.changed:
+            state = self._states[partition.uuid, partition.id.number]
+            job.checkpoint.partitions.append(state)
+            return
+        partition.producers.expire(now_ms - self.options.producer_expiry_ms)
         flush = _begin_flush(partition.active)
         if flush is not None:
             job.flushes.append(flush)
@@ -327,27 +327,37 @@ class Store:
         partition.active.hold()
         partition.changed = False
 
-    def finish_checkpoint(self, job: CheckpointJob) -> None:
-        """The job is done: what the checkpoint covers need not be replayed."""
-        for sync in job.syncs:
+    def finish_checkpoint(self, job: CheckpointJob) -> Iterator[None]:
+        """The job is done: take its results over, a partition a step. When all are taken over,
+        the journal may be cut."""
+        for sync, captured in zip(job.syncs, job.captures, strict=True):
             sync.finish()
-        for captured in job.captures:
             state = captured.state
             self._states[state.uuid, state.partition] = state
             if captured.segment.loaded is not None and not captured.segment.sealed:
                 captured.segment.loaded.checks = captured.checks
             captured.segment.release()
+            yield
         self._replayed_from = job.checkpoint.journal_position
-        self.journal.cut(job.checkpoint.journal_position)
+
+    def cut_journal(self) -> Iterator[None]:
+        """Let go of what the last checkpoint covers, a file a step."""
+        while self.journal.cut(self._replayed_from):
+            yield
 
     def checkpoint(self, now_ms: int) -> None:
-        job = self.begin_checkpoint(now_ms)
+        """All of it at once. No append may be under way, and everything must be written."""
+        job = self.begin_checkpoint()
         try:
+            for partition in self.partitions.values():
+                self.capture(partition, job, now_ms)
             job.run()
         except BaseException:
             job.abandon()
             raise
-        self.finish_checkpoint(job)
+        for steps in (self.finish_checkpoint(job), self.cut_journal()):
+            for _ in steps:
+                pass
 
     # ---- the end
 
@@ -514,7 +524,7 @@ def _prepare(disk: Disk, root: str) -> int:
         disk.sync_directory(f"{root}/topics")
         for name in disk.list_directory(f"{root}/topics"):
             if name.startswith(("new-", "gone-")) and "@" not in name:
-                _remove_tree(disk, f"{root}/topics/{name}")
+                remove_tree(disk, f"{root}/topics/{name}")
     except BaseException:
         close_file(disk, lock)
         raise
@@ -597,17 +607,6 @@ def _make_path(disk: Disk, path: str) -> None:
         disk.make_directory(path)
     with suppress(PermissionError):
         disk.sync_directory(parent)
-
-
-def _remove_tree(disk: Disk, path: str) -> None:
-    """Topics are two levels deep: partitions, and files in them."""
-    if disk.size_of(path) is None:
-        return
-    for number in disk.list_directory(path):
-        for name in disk.list_directory(f"{path}/{number}"):
-            disk.unlink(f"{path}/{number}/{name}")
-        disk.remove_directory(f"{path}/{number}")
-    disk.remove_directory(path)
 
 
 # ---- indexes of active segments
