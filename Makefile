@@ -12,14 +12,17 @@ DATA ?= ./data
 BIN := $(VENV)/bin
 SERVER := $(VENV)/.stamp-server
 DEV := $(VENV)/.stamp-dev
-SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/millstream/log/_batch*.px*)
+TWINS := src/millstream/log/_batch src/millstream/wire/_frames
+SOURCES := pyproject.toml constraints.txt setup.py \
+	$(wildcard $(addsuffix *.px*,$(TWINS)))
 
 # Pins hold for the packages and for the tools that build this one, whatever pip's age.
 PINS := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	PIP_DISABLE_PIP_VERSION_CHECK=1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-compiled test-pure test-faults check format docs bench audit clean
+.PHONY: help install run test test-compiled test-pure test-faults test-soak check \
+	format docs bench audit clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -35,10 +38,14 @@ test-compiled: $(DEV)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
 
 test-pure: $(DEV)
-	MILLSTREAM_PURE=1 $(BIN)/python -m pytest -n $(WORKERS) -q tests/log/test_batch*.py
+	MILLSTREAM_PURE=1 $(BIN)/python -m pytest -n $(WORKERS) -q \
+		tests/log/test_batch*.py tests/wire
 
 test-faults: $(DEV)  ## every test, with the full set of crashes and broken disks
 	MILLSTREAM_FAULTS=full $(BIN)/python -m pytest -n $(WORKERS) --timeout 7200
+
+test-soak: $(DEV)  ## an hour's worth of load, ten thousand connections, clients that are killed
+	MILLSTREAM_SOAK=full $(BIN)/python -m pytest --timeout 7200 tests/soak
 
 check: $(DEV)  ## formatting, lint, types, import directions, lengths, dead code
 	$(BIN)/ruff format --check .
@@ -64,7 +71,7 @@ audit: $(DEV)  ## known vulnerabilities in the pinned versions
 clean:  ## remove what the set-up and the checks made; data stays
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache \
 		.hypothesis .import_linter_cache
-	rm -f src/millstream/log/_batch.c src/millstream/log/_batch.*.so
+	rm -f $(addsuffix .c,$(TWINS)) $(addsuffix .*.so,$(TWINS))
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -73,8 +80,8 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 define say-which-twin
-	@ls src/millstream/log/_batch.*.so >/dev/null 2>&1 || \
-		echo "There is no compiled batch codec (no C compiler?): its pure-Python twin is used."
+	@for twin in $(TWINS); do ls $$twin.*.so >/dev/null 2>&1 || \
+		echo "There is no compiled $$twin (no C compiler?): its pure-Python twin is used."; done
 endef
 
 $(SERVER): $(SOURCES) | $(BIN)/python

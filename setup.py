@@ -1,6 +1,6 @@
-"""Builds the compiled twin of the batch codec; everything else is in pyproject.toml.
+"""Builds the compiled twins of the hot codecs; everything else is in pyproject.toml.
 
-The twin is optional three times over: without its source, without a C compiler, or with
+A twin is optional three times over: without its source, without a C compiler, or with
 MILLSTREAM_PURE=1 in the environment, the package is pure Python and works the same.
 """
 
@@ -11,22 +11,30 @@ from glob import glob
 
 from setuptools import Extension, setup
 
-TWIN = "src/millstream/log/_batch.pyx"
+# Batches of records; WebSocket frames.
+TWINS = ("millstream.log._batch", "millstream.wire._frames")
 
 
 def twins() -> list[Extension]:
-    if os.environ.get("MILLSTREAM_PURE") == "1" or not os.path.exists(TWIN):
+    if os.environ.get("MILLSTREAM_PURE") == "1":
         return []
+    return [twin(name) for name in TWINS if os.path.exists(source_of(name))]
+
+
+def twin(name: str) -> Extension:
+    source = source_of(name)
     # Optional: a compiler that is missing or fails prints a warning and does not end the build.
-    return [
-        Extension(
-            "millstream.log._batch",
-            [TWIN],
-            depends=sorted(glob("src/millstream/log/_batch_*.pxi")),
-            optional=True,
-            extra_compile_args=["-O3"],
-        )
-    ]
+    return Extension(
+        name,
+        [source],
+        depends=sorted(glob(source.replace(".pyx", "_*.pxi"))),
+        optional=True,
+        extra_compile_args=["-O3"],
+    )
+
+
+def source_of(name: str) -> str:
+    return f"src/{name.replace('.', '/')}.pyx"
 
 
 setup(ext_modules=twins())

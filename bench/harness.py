@@ -21,7 +21,7 @@ import msgspec
 from bench.machine import Machine
 
 Taken: TypeAlias = Literal["best", "median"]
-GoalOf: TypeAlias = Literal["ratio at least", "ratio at most", "value at most"]
+GoalOf: TypeAlias = Literal["ratio at least", "ratio at most", "value at least", "value at most"]
 
 # How the note of a line begins whose measurement broke.
 FAILED = "failed"
@@ -40,6 +40,8 @@ class Goal(NamedTuple):
         """None when it cannot be told, because there is no peer to compare with."""
         if self.of == "value at most":
             return value <= self.number
+        if self.of == "value at least":
+            return value >= self.number
         if ratio is None:
             return None
         return ratio >= self.number if self.of == "ratio at least" else ratio <= self.number

@@ -41,8 +41,8 @@ def show(report: Report, console: Console) -> None:
 
 def _row(line: Line) -> list[str | Text]:
     met = {True: Text("yes", "green"), False: Text("no", "bold red"), None: Text("")}[line.met]
-    sign = "≥" if line.goal_of == "ratio at least" else "≤"
-    of_value = f" {line.unit}" if line.goal_of == "value at most" else ""
+    sign = "≥" if (line.goal_of or "").endswith("at least") else "≤"
+    of_value = f" {line.unit}" if (line.goal_of or "").startswith("value") else ""
     return [
         line.name,
         line.mode,

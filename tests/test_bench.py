@@ -196,6 +196,8 @@ def test_the_best_of_a_time_is_the_lowest(unit: Unit, taken: Any, value: float) 
         (Goal("ratio at most", 0.49), False),
         (Goal("value at most", 5), True),
         (Goal("value at most", 4.9), False),
+        (Goal("value at least", 5), True),
+        (Goal("value at least", 5.1), False),
     ],
 )
 def test_a_goal_is_met_at_its_number_and_not_past_it(goal: Goal, met: bool) -> None:

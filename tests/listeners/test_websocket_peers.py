@@ -10,6 +10,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from listeners.websocket_client import House, run
+from millstream.listeners.http.websocket import SocketTimes
 
 
 def test_messages_pass_from_one_client_to_the_other() -> None:
@@ -57,6 +58,21 @@ def test_a_stop_is_seen_as_going_away() -> None:
                 assert closed.value.rcvd is not None
                 assert closed.value.rcvd.code == 1001
                 await stopping
+
+    run(scenario())
+
+
+def test_a_message_too_large_is_seen_as_such_without_a_wait() -> None:
+    async def scenario() -> None:
+        times = SocketTimes(ping_s=3600, slow_s=3600, close_s=3600)
+        async with House(times=times) as house:
+            producer = await connect(f"ws://127.0.0.1:{house.port}/queues/q/enqueue")
+            await producer.send(b"x" * 4_000_000)
+            with pytest.raises(ConnectionClosed) as closed:
+                await producer.recv()
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1009
+            await producer.wait_closed()
 
     run(scenario())
 

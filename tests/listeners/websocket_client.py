@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import socket
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -58,9 +59,12 @@ async def nobody(*_: object) -> None:
 class House:
     """Queues behind a listener on a free port."""
 
-    def __init__(self, times: SocketTimes | None = None, **limits: int) -> None:
+    def __init__(
+        self, times: SocketTimes | None = None, tls: ssl.SSLContext | None = None, **limits: int
+    ) -> None:
         self.queues = Queues(QueueLimits(**limits), lambda: time.time_ns() // 1000)
         self._times = times
+        self._tls = tls
 
     async def __aenter__(self) -> Self:
         clock = SystemClock()
@@ -70,7 +74,9 @@ class House:
         self.lane = QueueLane(self.queues, self.timers, guard, limits, self._times)
         taken = bind("http", Address("127.0.0.1", 0))
         self.port: int = taken.getsockname()[1]
-        self.listener = HttpListener(guard, taken, name="http", address="test", lane=self.lane)
+        self.listener = HttpListener(
+            guard, taken, name="http", address="test", lane=self.lane, tls=self._tls
+        )
         await self.listener.start()
         return self
 
@@ -80,7 +86,7 @@ class House:
 
     @property
     def connections(self) -> list[Any]:
-        return list(self.listener._server.server_state.connections)
+        return self.listener.connections
 
     async def raw(self) -> Client:
         client = Client(self.port)
@@ -154,6 +160,11 @@ class Client:
 
     async def send_close(self, payload: bytes = b"\x03\xe8") -> None:
         await self.send(encode_masked(CLOSE, payload, os.urandom(4)))
+
+    @property
+    def has_events(self) -> bool:
+        """Whether frames were received that nobody has looked at."""
+        return bool(self._events)
 
     async def event(self) -> tuple[int, bytes]:
         while not self._events:
