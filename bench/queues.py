@@ -1,58 +1,76 @@
-"""`mill bench queues`: queues over HTTP, against Redis lists over its own protocol.
+"""`mill bench queues`: queues over HTTP and WebSocket, against Redis lists over its own protocol.
 
 The load comes from programs that are quicker than either server: `wrk` for HTTP and
-`redis-benchmark` for Redis, both with 64 connections and one message a request.
+`redis-benchmark` for Redis, with 64 connections and one message a request, or with one connection;
+and from `queue_latency.py` where requests come whether or not there are answers.
 """
 
 from __future__ import annotations
 
-import json
-import re
-import shutil
-import socket
-import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 
-from bench.harness import Bench, Goal, Line, Measurement, NotMeasured, Peer, Unit, alternate
+from bench import queue_sockets
+from bench.harness import Bench, Goal, Line, Measurement, Peer, Unit, alternate
 from bench.harness import make_line as line_of
+from bench.queue_latency import Load, Times
+from bench.queue_latency import run as run_load
+from bench.queue_servers import (
+    MESSAGE_BYTES,
+    Broker,
+    broker,
+    json_body,
+    raw_body,
+    redis_benchmark,
+    redis_or_why,
+    wrk,
+)
 
-CONNECTIONS = 64
-MESSAGE_BYTES = 100
 BATCH = 100
-# More than any run enqueues: a full queue would be measured as a quick one.
-CAPACITY = 50_000_000
-BYTES_MAX = "16G"
-START_SECONDS = 20.0
+# Messages a request, when a queue is only to be filled.
+FILL = 10_000
+# Of the open load; the goals hold at this rate.
+RATE = 10_000
+# A load program that is later than this was held up by the machine, and so were its answers.
+CALM_MS = 0.1
+# Messages a second that no run takes out of a queue, one by one and in batches.
+RATE_MOST = 300_000
+BATCH_RATE_MOST = 2_000_000
 
 MESSAGES_PER_SECOND = Unit("messages/s")
 MEBIBYTES = Unit("MiB", is_higher_better=False)
 MILLISECONDS = Unit("ms", is_higher_better=False)
+MICROSECONDS = Unit("us", is_higher_better=False)
+PERCENT = Unit("% of a core", is_higher_better=False)
 
 
 def single_messages(bench: Bench) -> Iterator[Line]:
     """One message a request, in and out, as raw bytes and as JSON."""
-    _require("wrk")
-    seconds = bench.scale.seconds
+    seconds, scratch = bench.scale.seconds, bench.scratch
     with ExitStack() as stack:
-        broker = stack.enter_context(_broker(bench.scratch))
-        peer, why = _redis_or_why(bench, stack)
-        fill = bench.scale.seconds * 4
-        _wrk(bench.scratch, f"{broker}/enqueue", _raw_body(), fill)
+        ours = stack.enter_context(broker(scratch))
+        peer, why = redis_or_why(bench, stack)
+        count = round(80_000 * seconds)
+        if peer is not None:
+            redis_benchmark(peer, "lpush", 2 * count)
+
+        def dequeue() -> float:
+            _fill(ours, "default", RATE_MOST, seconds)
+            rate = wrk(scratch, f"{ours.url}/dequeue", None, seconds).rate
+            _must_hold(ours, "default", 1)
+            return rate
+
         sides = {
-            "in": lambda: _wrk(bench.scratch, f"{broker}/enqueue", _raw_body(), seconds),
-            "out": lambda: _wrk(bench.scratch, f"{broker}/dequeue", None, seconds),
-            "json": lambda: _wrk(
-                bench.scratch, f"{broker}/queues/json/enqueue", _json_body(1), seconds
+            "in": lambda: wrk(scratch, f"{ours.url}/enqueue", raw_body(), seconds).rate,
+            "out": dequeue,
+            "json": lambda: (
+                wrk(scratch, f"{ours.url}/queues/j/enqueue", json_body(1), seconds).rate
             ),
         }
         if peer is not None:
-            sides["lpush"] = lambda: _redis_benchmark(peer, "lpush", seconds)
-            sides["rpop"] = lambda: _redis_benchmark(peer, "rpop", seconds)
+            sides["lpush"] = lambda: redis_benchmark(peer, "lpush", count).rate
+            sides["rpop"] = lambda: redis_benchmark(peer, "rpop", count).rate
         values = alternate(sides, bench.scale.runs)
     for name, side, command, goal in (
         ("http.enqueue", "in", "lpush", 1.0),
@@ -69,56 +87,166 @@ def single_messages(bench: Bench) -> Iterator[Line]:
         )
 
 
+def one_connection(bench: Bench) -> Iterator[Line]:
+    """One request at a time: what a program sees that waits for each answer."""
+    seconds, scratch = bench.scale.seconds, bench.scratch
+    with ExitStack() as stack:
+        ours = stack.enter_context(broker(scratch))
+        peer, why = redis_or_why(bench, stack)
+        count = round(10_000 * seconds)
+
+        def dequeue() -> float:
+            _fill(ours, "default", RATE_MOST, seconds)
+            p50_us = wrk(scratch, f"{ours.url}/dequeue", None, seconds, 1).p50_us
+            _must_hold(ours, "default", 1)
+            return p50_us
+
+        sides = {
+            "in": lambda: wrk(scratch, f"{ours.url}/enqueue", raw_body(), seconds, 1).p50_us,
+            "out": dequeue,
+        }
+        if peer is not None:
+            sides["lpush"] = lambda: redis_benchmark(peer, "lpush", count, 1).p50_us
+            sides["rpop"] = lambda: redis_benchmark(peer, "rpop", count, 1).p50_us
+        values = alternate(sides, bench.scale.runs)
+    for name, side, command in (("enqueue", "in", "lpush"), ("dequeue", "out", "rpop")):
+        yield line_of(
+            f"http.one-connection-{name}",
+            mode="memory",
+            unit=MICROSECONDS,
+            values=values[side],
+            peer=Peer(f"Redis {command.upper()}, p50", values.get(command, ()), why),
+            goal=Goal("ratio at most", 2),
+            taken="median",
+            note="p50",
+        )
+
+
+def open_load(bench: Bench) -> Iterator[Line]:
+    """Ten thousand requests a second, whether or not answers come."""
+    count = round(RATE * min(bench.scale.seconds, 1.0))
+    with ExitStack() as stack:
+        ours = stack.enter_context(broker(bench.scratch))
+        peer, why = redis_or_why(bench, stack)
+        loads = {
+            "http-enqueue": Load(ours.port, "http-enqueue", RATE, count),
+            "http-dequeue": Load(ours.port, "http-dequeue", RATE, count),
+        }
+        if peer is not None:
+            loads["redis-lpush"] = Load(peer, "redis-lpush", RATE, count)
+            loads["redis-rpop"] = Load(peer, "redis-rpop", RATE, count)
+        # In before out, of each: then a queue never runs dry.
+        rounds = [
+            {side: run_load(load) for side, load in loads.items()}
+            for _ in range(bench.scale.many_runs)
+        ]
+    times = {side: [one[side] for one in rounds] for side in loads}
+    for name, side, command, share, goal_ms in (
+        ("enqueue-p50", "http-enqueue", "redis-lpush", "p50", 0.2),
+        ("enqueue-p99", "http-enqueue", "redis-lpush", "p99", 1.0),
+        ("dequeue-p99", "http-dequeue", "redis-rpop", "p99", 1.0),
+    ):
+        calm, note = _calm(times[side])
+        calm_peer, _ = _calm(times.get(command, []))
+        yield line_of(
+            f"http.open-{name}",
+            mode="memory",
+            unit=MILLISECONDS,
+            values=[_of(one, share) for one in calm],
+            peer=Peer(f"Redis, {share}", [_of(one, share) for one in calm_peer], why),
+            goal=Goal("value at most", goal_ms),
+            taken="median",
+            note=note,
+        )
+
+
+def _of(times: Times, share: str) -> float:
+    return times.p50 if share == "p50" else times.p99
+
+
+def _calm(runs: list[Times]) -> tuple[list[Times], str]:
+    """The runs in which the load program was on time; all, when there is none."""
+    calm = [one for one in runs if one.late_p99 <= CALM_MS]
+    what = f"{RATE} requests/s; "
+    if calm or not runs:
+        return calm, what + f"of {len(runs)} runs, those whose load came on time"
+    late_ms = min(one.late_p99 for one in runs)
+    return runs, what + f"the machine was busy: the load itself came {late_ms:.1f} ms late (p99)"
+
+
 def batches(bench: Bench) -> Iterator[Line]:
     """A hundred messages a request."""
-    _require("wrk")
-    with _broker(bench.scratch) as broker:
-        url = f"{broker}/queues/many"
-        values = alternate(
-            {
-                "in": lambda: (
-                    BATCH
-                    * _wrk(
-                        bench.scratch,
-                        f"{url}/enqueue/batch",
-                        _json_body(BATCH),
-                        bench.scale.seconds,
-                    )
-                ),
-                "out": lambda: (
-                    BATCH
-                    * _wrk(
-                        bench.scratch, f"{url}/dequeue?max={BATCH}", None, bench.scale.seconds / 2
-                    )
-                ),
-            },
-            bench.scale.runs,
-        )
+    seconds, scratch = bench.scale.seconds, bench.scratch
+    with broker(scratch) as ours:
+        path = "/queues/many"
+        body = json_body(BATCH)
+
+        def enqueue() -> float:
+            ours.post(f"{path}/enqueue/batch", json_body(2))
+            ours.post(f"{path}/clear")
+            return BATCH * wrk(scratch, f"{ours.url}{path}/enqueue/batch", body, seconds).rate
+
+        def dequeue() -> float:
+            _fill(ours, "many", BATCH_RATE_MOST, seconds / 2)
+            url = f"{ours.url}{path}/dequeue?max={BATCH}"
+            rate = BATCH * wrk(scratch, url, None, seconds / 2).rate
+            # Every answer had all its messages, unless the last ones are gone.
+            _must_hold(ours, "many", BATCH)
+            return rate
+
+        enqueue()
+        values = alternate({"in": enqueue, "out": dequeue}, bench.scale.runs)
     for name, side in (("http.enqueue-batch", "in"), ("http.dequeue-batch", "out")):
         yield line_of(
             name,
             mode="memory",
             unit=MESSAGES_PER_SECOND,
             values=values[side],
-            note="batches of 100; the goal is 500,000 messages/s",
+            goal=Goal("value at least", 500_000),
+            note=f"{BATCH} messages a request",
         )
+
+
+def _fill(ours: Broker, name: str, rate: int, seconds: float) -> None:
+    """Enough for a run of `wrk`, which takes whole seconds, at that rate."""
+    missing = rate * max(1, round(seconds)) - ours.queue_size(name)
+    body = json_body(FILL)
+    for _ in range(missing // FILL + 1):
+        ours.post(f"/queues/{name}/enqueue/batch", body)
+
+
+def _must_hold(ours: Broker, name: str, count: int) -> None:
+    if ours.queue_size(name) < count:
+        raise RuntimeError(f"the queue {name} ran dry: some answers had no messages")
 
 
 def memory(bench: Bench) -> Iterator[Line]:
     """A broker that does nothing, and one that holds a million messages."""
     count = 1_000_000 if bench.scale.name == "full" else 100_000
-    with _broker(bench.scratch) as broker:
-        idle = _resident_mib(broker)
-        body = _json_body(1000)
+    with broker(bench.scratch) as ours:
+        idle = ours.resident_mib()
+        seconds = 5 * bench.scale.seconds
+        before_s = ours.cpu_s()
+        time.sleep(seconds)
+        share = 100 * (ours.cpu_s() - before_s) / seconds
+        body = json_body(1000)
         for _ in range(count // 1000):
-            _post(f"{broker}/queues/held/enqueue/batch", body)
-        held = _resident_mib(broker) - idle
+            ours.post("/queues/held/enqueue/batch", body)
+        held = ours.resident_mib() - idle
     yield line_of(
         "memory.idle",
         mode="memory",
         unit=MEBIBYTES,
         values=[idle],
         goal=Goal("value at most", 80 * 1e6 / 2**20),
+    )
+    yield line_of(
+        "cpu.idle",
+        mode="memory",
+        unit=PERCENT,
+        values=[share],
+        goal=Goal("value at most", 1),
+        note=f"over {seconds:g} s",
     )
     yield line_of(
         "memory.messages",
@@ -133,13 +261,13 @@ def memory(bench: Bench) -> Iterator[Line]:
 def many_queues(bench: Bench) -> Iterator[Line]:
     """The metrics page of a broker with ten thousand queues."""
     count = 10_000 if bench.scale.name != "smoke" else 100
-    with _broker(bench.scratch, "--queues-max", "20000") as broker:
+    with broker(bench.scratch, "--queues-max", "20000") as ours:
         for number in range(count):
-            _post(f"{broker}/queues/q{number}/enqueue", _json_body(1))
+            ours.post(f"/queues/q{number}/enqueue", json_body(1))
         times = []
         for _ in range(10):
             start = time.perf_counter()
-            _get(f"{broker}/metrics")
+            ours.get("/metrics")
             times.append((time.perf_counter() - start) * 1000)
     yield line_of(
         "metrics.10000-queues",
@@ -153,130 +281,12 @@ def many_queues(bench: Bench) -> Iterator[Line]:
 
 MEASUREMENTS = (
     Measurement(("http.enqueue", "http.dequeue", "http.enqueue-json"), single_messages),
+    Measurement(("http.one-connection-enqueue", "http.one-connection-dequeue"), one_connection),
+    Measurement(
+        ("http.open-enqueue-p50", "http.open-enqueue-p99", "http.open-dequeue-p99"), open_load
+    ),
     Measurement(("http.enqueue-batch", "http.dequeue-batch"), batches),
-    Measurement(("memory.idle", "memory.messages"), memory),
+    Measurement(("memory.idle", "cpu.idle", "memory.messages"), memory),
     Measurement(("metrics.10000-queues",), many_queues),
+    *queue_sockets.MEASUREMENTS,
 )
-
-
-# ---- servers
-
-
-@contextmanager
-def _broker(scratch: Path, *flags: str) -> Iterator[str]:
-    port = _free_port()
-    program = [sys.executable, "-m", "millstream", "serve", "--log-level", "error"]
-    places = ["--data", str(scratch / "broker"), "--http", f"127.0.0.1:{port}", "--metrics", "off"]
-    room = ["--queue-capacity", str(CAPACITY), "--queue-bytes-max", BYTES_MAX]
-    process = subprocess.Popen([*program, *places, *room, "--queues-bytes-max", BYTES_MAX, *flags])
-    try:
-        _wait_for(port, "the broker")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait()
-        shutil.rmtree(scratch / "broker", ignore_errors=True)
-
-
-def _redis_or_why(bench: Bench, stack: ExitStack) -> tuple[int | None, str | None]:
-    for program, package in (("redis-server", "redis-server"), ("redis-benchmark", "redis-tools")):
-        if shutil.which(program) is None:
-            return None, f"{program} is missing: apt-get install {package}"
-    return stack.enter_context(_redis(bench.scratch)), None
-
-
-@contextmanager
-def _redis(scratch: Path) -> Iterator[int]:
-    port = _free_port()
-    process = subprocess.Popen(
-        ["redis-server", "--port", str(port), "--save", "", "--dir", str(scratch)],
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        _wait_for(port, "redis-server")
-        yield port
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _wait_for(port: int, what: str) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            time.sleep(0.02)
-        else:
-            return
-    raise NotMeasured(f"{what} did not start")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-# ---- loads
-
-
-def _require(program: str) -> None:
-    if shutil.which(program) is None:
-        raise NotMeasured(f"{program} is missing: apt-get install {program}")
-
-
-def _raw_body() -> bytes:
-    return b"x" * MESSAGE_BYTES
-
-
-def _json_body(count: int) -> bytes:
-    payload = "x" * (MESSAGE_BYTES - 2)
-    body = {"payload": payload} if count == 1 else {"payloads": [payload] * count}
-    return json.dumps(body).encode()
-
-
-def _wrk(scratch: Path, url: str, body: bytes | None, seconds: float) -> float:
-    """Requests a second; an answer that is no success fails the run."""
-    script = scratch / "request.lua"
-    if body is None:
-        script.write_text('wrk.method = "GET"\n')
-    else:
-        script.write_text(f'wrk.method = "POST"\nwrk.body = {json.dumps(body.decode())}\n')
-    span = f"{max(1, round(seconds))}s"
-    program = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{span}", "-s", str(script), url]
-    output = subprocess.run(program, capture_output=True, text=True, check=True).stdout
-    if "Non-2xx" in output:
-        raise RuntimeError(f"{url} refused requests:\n{output}")
-    return float(_found(r"Requests/sec:\s+([\d.]+)", output))
-
-
-def _redis_benchmark(port: int, command: str, seconds: float) -> float:
-    count = max(10_000, round(80_000 * seconds))
-    program = ["redis-benchmark", "-p", str(port), "-t", command, "-c", str(CONNECTIONS)]
-    program += ["-n", str(count), "-d", str(MESSAGE_BYTES), "--csv"]
-    output = subprocess.run(program, capture_output=True, text=True, check=True).stdout
-    return float(_found(rf'"{command.upper()}[^"]*","([\d.]+)"', output))
-
-
-def _found(pattern: str, text: str) -> str:
-    match = re.search(pattern, text)
-    if match is None:
-        raise RuntimeError(f"no {pattern} in {text[:200]!r}")
-    return match.group(1)
-
-
-def _post(url: str, body: bytes) -> None:
-    urllib.request.urlopen(urllib.request.Request(url, body, method="POST")).read()
-
-
-def _get(url: str) -> bytes:
-    content: bytes = urllib.request.urlopen(url).read()
-    return content
-
-
-def _resident_mib(broker: str) -> float:
-    page = _get(f"{broker}/metrics").decode()
-    found = _found(r"(?m)^millstream_process_resident_memory_bytes ([\d.e+]+)", page)
-    return float(found) / 2**20

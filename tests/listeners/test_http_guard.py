@@ -6,7 +6,7 @@ import pytest
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from millstream.listeners.http.guard import Guard
+from millstream.listeners.http.guard import KNOWN_MAX, Guard
 
 
 async def nobody(scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,3 +72,15 @@ def test_an_origin_without_a_host_is_foreign() -> None:
 )
 def test_the_browsers_own_word_is_heard(site: str, foreign: bool) -> None:
     assert (objection(sec_fetch_site=site, host="localhost") is not None) == foreign
+
+
+def test_what_was_asked_before_is_known_within_bounds() -> None:
+    guard = Guard(nobody, listener="http", hosts=())
+    for number in range(KNOWN_MAX + 10):
+        for _ in range(2):
+            assert guard.hot_objection([(b"host", b"h%d.example" % number)]) is not None
+    assert guard.hot_objection([(b"host", b"localhost")]) is None
+    assert guard.hot_objection([(b"host", b"x" * 10_000)]) is not None
+    assert len(guard._known) <= KNOWN_MAX
+    assert sum(len(value) for asked in guard._known for _, value in asked) < 100_000
+    assert (guard.requests, guard.refused) == (2 * (KNOWN_MAX + 10) + 2, 2 * (KNOWN_MAX + 10) + 1)

@@ -170,6 +170,20 @@ def test_a_batch_may_be_larger_than_one_message(broker: BrokerProcess) -> None:
     assert json.loads(answer)["queued"] == 300
 
 
+def test_the_setting_bounds_the_connections(tmp_path: Path) -> None:
+    with BrokerProcess(str(tmp_path), "--connections-max", "1") as small:
+        small.wait_for("ready")
+        with connect(small) as first:
+            first.sendall(get("/livez"))
+            [(status, _)] = read_answers(first, 1)
+            assert status == 200
+            with connect(small) as second:
+                [(status, body)] = read_answers(second, 1)
+                assert (status, json.loads(body)["error"]) == (503, "too_many_connections")
+                assert second.recv(100) == b""
+        assert small.wait_for("too many connections")["connections_max"] == 1
+
+
 @pytest.mark.parametrize("header", [b"origin: http://evil.example", b"sec-fetch-site: cross-site"])
 def test_web_pages_from_elsewhere_drain_no_queue(broker: BrokerProcess, header: bytes) -> None:
     with connect(broker) as connection:

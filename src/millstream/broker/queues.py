@@ -91,6 +91,25 @@ class QueueFacts(NamedTuple):
     waiting: int
 
 
+class Counts(NamedTuple):
+    """What only grows, of one queue or of several."""
+
+    enqueued: int = 0
+    dequeued: int = 0
+    returned: int = 0
+    full: int = 0
+    timeouts: int = 0
+
+    def plus(self, queue: Queue) -> Counts:
+        return Counts(
+            self.enqueued + queue.enqueued_total,
+            self.dequeued + queue.dequeued_total,
+            self.returned + queue.returned_total,
+            self.full + queue.full_total,
+            self.timeouts + queue.timeout_total,
+        )
+
+
 class Queue:
     __slots__ = (
         "_bodies",
@@ -101,8 +120,12 @@ class Queue:
         "dequeued_total",
         "enqueued_total",
         "full_total",
+        "is_serving",
         "name",
+        "own_bytes_max",
+        "own_capacity",
         "refills",
+        "returned_total",
         "timeout_total",
         "waiters",
     )
@@ -118,9 +141,17 @@ class Queue:
         self.enqueued_total = 0
         self.dequeued_total = 0
         self.full_total = 0
+        # Those of the dequeued that were not delivered and are in the queue again. Both only grow,
+        # as counters must.
+        self.returned_total = 0
         self.timeout_total = 0
+        # Limits that somebody asked for; 0 when they are those of the settings.
+        self.own_capacity = 0
+        self.own_bytes_max = 0
         # How often messages came in other than by enqueue: put back, or loaded.
         self.refills = 0
+        # Whether waiters are being given messages: who gives one back does not begin again.
+        self.is_serving = False
 
     def __len__(self) -> int:
         return len(self._bodies)
@@ -133,7 +164,7 @@ class Queue:
             self.capacity,
             self.bytes_max,
             self.enqueued_total,
-            self.dequeued_total,
+            self.dequeued_total - self.returned_total,
             self.full_total,
             self.timeout_total,
             len(self.waiters),
@@ -176,11 +207,20 @@ class Queue:
         self.bytes -= len(body)
         return Message(body, self._stamps.popleft())
 
+    def pop_plain(self) -> tuple[bytes, int] | None:
+        if not self._bodies:
+            return None
+        body = self._bodies.popleft()
+        self.bytes -= len(body)
+        return body, self._stamps.popleft()
+
     def pop_many(self, count: int) -> list[Message]:
         take_body, take_stamp = self._bodies.popleft, self._stamps.popleft
         bodies = [take_body() for _ in range(count)]
         self.bytes -= sum(map(len, bodies))
-        return list(map(Message, bodies, [take_stamp() for _ in range(count)]))
+        stamps = [take_stamp() for _ in range(count)]
+        # Half the time of calling the class.
+        return list(map(Message._make, zip(bodies, stamps, strict=True)))
 
     def count_within(self, count_max: int, bytes_max: int) -> int:
         """How many of the oldest have at most so many bytes together; at least one, because one
@@ -206,7 +246,7 @@ class Queue:
 class Queues:
     """All of them. `now_us` is the wall clock in microseconds."""
 
-    __slots__ = ("_by_name", "_now_us", "bytes", "dequeue_misses", "limits")
+    __slots__ = ("_by_name", "_now_us", "bytes", "dequeue_misses", "gone", "is_closing", "limits")
 
     def __init__(self, limits: QueueLimits, now_us: Callable[[], int]) -> None:
         self.limits = limits
@@ -214,6 +254,10 @@ class Queues:
         self._by_name: dict[str, Queue] = {}
         self.bytes = 0
         self.dequeue_misses = 0
+        # What queues that were deleted had counted.
+        self.gone = Counts()
+        # Set when the broker stops: nobody should begin to wait.
+        self.is_closing = False
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -222,6 +266,9 @@ class Queues:
         return iter(self._by_name.values())
 
     # ---- queues
+
+    def find(self, name: str) -> Queue | None:
+        return self._by_name.get(name)
 
     def get(self, name: str) -> Queue:
         queue = self._by_name.get(name)
@@ -248,9 +295,9 @@ class Queues:
             queue = Queue(name, self.limits.capacity, self.limits.bytes_max)
             self._by_name[name] = queue
         if capacity is not None:
-            queue.capacity = capacity
+            queue.capacity = queue.own_capacity = capacity
         if bytes_max is not None:
-            queue.bytes_max = bytes_max
+            queue.bytes_max = queue.own_bytes_max = bytes_max
         return queue
 
     def clear(self, queue: Queue) -> int:
@@ -263,6 +310,7 @@ class Queues:
         queue = self.get(name)
         self.clear(queue)
         del self._by_name[name]
+        self.gone = self.gone.plus(queue)
         while queue.waiters:
             waiter, _ = queue.waiters.popitem(last=False)
             waiter.take([])
@@ -332,6 +380,16 @@ class Queues:
         queue.dequeued_total += count
         return messages
 
+    def dequeue_one(self, queue: Queue) -> tuple[bytes, int] | None:
+        """Body and stamp of the oldest message, for who is in a hurry."""
+        found = queue.pop_plain()
+        if found is None:
+            self.dequeue_misses += 1
+            return None
+        self.bytes -= len(found[0])
+        queue.dequeued_total += 1
+        return found
+
     def wait(self, queue: Queue, waiter: Waiter) -> None:
         """Stand in line. `take` is called once, with messages, or with none when the queue goes;
         the waiter leaves the line then, and stands in it again if it wants more."""
@@ -352,10 +410,17 @@ class Queues:
         return queue.waiters.pop(waiter, waiter) is None
 
     def serve(self, queue: Queue) -> None:
-        """Give messages to who waits, first come first served."""
-        while queue.waiters and len(queue):
-            waiter, _ = queue.waiters.popitem(last=False)
-            waiter.take(self.dequeue(queue, waiter.count_max))
+        """Give messages to who waits, first come first served. A thousand of them may be gone
+        and put back what they get, one after the other."""
+        if queue.is_serving:
+            return
+        queue.is_serving = True
+        try:
+            while queue.waiters and len(queue):
+                waiter, _ = queue.waiters.popitem(last=False)
+                waiter.take(self.dequeue(queue, waiter.count_max))
+        finally:
+            queue.is_serving = False
 
     def put_back(self, queue: Queue, messages: Sequence[Message]) -> None:
         """Messages that were taken and not delivered, to the front, in their order. They were
@@ -364,22 +429,27 @@ class Queues:
             return
         queue.push_front(messages)
         self.bytes += sum(len(message.body) for message in messages)
-        queue.dequeued_total -= len(messages)
+        queue.returned_total += len(messages)
         self.serve(queue)
 
-    def replace(self, queue: Queue, contents: Contents) -> None:
-        """What a snapshot holds, instead of what is there."""
+    def replace(self, queue: Queue, contents: Contents, *, is_restored: bool = False) -> None:
+        """What a snapshot holds, instead of what is there. What the broker held before a restart
+        stays in the queue whatever the queue's limits are now; the limit of all queues holds."""
         size = contents.total_bytes
-        if contents.longest_bytes > self.limits.message_bytes_max:
-            raise message_too_large(self.limits.message_bytes_max)
-        if len(contents.bodies) > queue.capacity or size > queue.bytes_max:
-            raise self._full(queue)
+        if not is_restored:
+            self._check_limits(queue, contents)
         if self.bytes - queue.bytes + size > self.limits.total_bytes_max:
             raise self._memory_full(queue)
         self.clear(queue)
         queue.fill(contents)
         self.bytes += size
         self.serve(queue)
+
+    def _check_limits(self, queue: Queue, contents: Contents) -> None:
+        if contents.longest_bytes > self.limits.message_bytes_max:
+            raise message_too_large(self.limits.message_bytes_max)
+        if len(contents.bodies) > queue.capacity or contents.total_bytes > queue.bytes_max:
+            raise self._full(queue)
 
     # ---- refusals
 
@@ -397,9 +467,11 @@ class Queues:
 
 
 def check_queue_name(name: str) -> None:
-    if not QUEUE_NAME.fullmatch(name):
+    # Clients take `.` and `..` out of an address before they send it.
+    if not QUEUE_NAME.fullmatch(name) or name in (".", ".."):
         raise QueueNameInvalid(
-            f"{name[:260]!r} is not a queue name: 1 to 255 of letters, digits, `.`, `_` and `-`",
+            f"{name[:260]!r} is not a queue name: 1 to 255 of letters, digits, `.`, `_` and `-`, "
+            "and neither `.` nor `..`",
             queue_name=name[:260],
         )
 

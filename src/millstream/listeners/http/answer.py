@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from email.utils import formatdate
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -17,35 +18,45 @@ class Answer(NamedTuple):
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-def _head(status: int, media: bytes) -> bytes:
-    line = b"HTTP/1.1 %d %s\r\n" % (status, HTTPStatus(status).phrase.encode())
-    if status == NO_CONTENT:
-        return line
-    return line + b"content-type: " + media + b"\r\ncontent-length: "
+class Dated:
+    """Answers with the date of this second in their heads, as far as they can be made ahead."""
 
+    __slots__ = ("_date", "_heads", "accepted", "date", "json_ok", "no_content", "raw_ok")
 
-_heads: dict[tuple[int, bytes], bytes] = {
-    (status, media): _head(status, media)
-    for status in (200, 202, 204, 400, 404, 413, 429)
-    for media in (JSON, RAW)
-}
+    def __init__(self, now_s: float) -> None:
+        self._heads: dict[tuple[int, bytes], bytes] = {}
+        self.set_time(now_s)
 
+    def set_time(self, now_s: float) -> None:
+        """To be called once a second."""
+        self.date = formatdate(now_s, usegmt=True).encode()
+        self._date = b"date: " + self.date + b"\r\n"
+        self._heads.clear()
+        # What a busy queue answers most of the time: all of it, or up to the length.
+        self.accepted = self._head(202, RAW) + b"0\r\n\r\n"
+        self.no_content = self._head(204, JSON) + b"\r\n"
+        self.raw_ok = self._head(200, RAW)
+        self.json_ok = self._head(200, JSON)
 
-def render(answer: Answer, is_last: bool) -> bytes:
-    """The whole response. Lengths are exact, so a connection can go on after it."""
-    status, body, media, headers = answer
-    if not (body or headers or is_last):
-        ready = _empty.get((status, media))
-        if ready is not None:
-            return ready
-    head = _heads.get((status, media)) or _head(status, media)
-    parts = [head] if status == NO_CONTENT else [head, b"%d\r\n" % len(body)]
-    for name, value in headers:
-        parts.append(name + b": " + value + b"\r\n")
-    parts.append(b"connection: close\r\n\r\n" if is_last else b"\r\n")
-    parts.append(body)
-    return b"".join(parts)
+    def render(self, answer: Answer, is_last: bool = False) -> bytes:
+        """The whole response. Lengths are exact, so a connection can go on after it."""
+        status, body, media, headers = answer
+        parts = [self._head(status, media)]
+        if status != NO_CONTENT:
+            parts.append(b"%d\r\n" % len(body))
+        for name, value in headers:
+            parts.append(name + b": " + value + b"\r\n")
+        parts.append(b"connection: close\r\n\r\n" if is_last else b"\r\n")
+        parts.append(body)
+        return b"".join(parts)
 
-
-# Answers without a body that a busy queue gives most of the time.
-_empty = {(202, RAW): _head(202, RAW) + b"0\r\n\r\n", (204, JSON): _head(204, JSON) + b"\r\n"}
+    def _head(self, status: int, media: bytes) -> bytes:
+        """Up to the length, or whole where an answer has none."""
+        head = self._heads.get((status, media))
+        if head is None:
+            phrase = HTTPStatus(status).phrase.encode()
+            head = b"HTTP/1.1 %d %b\r\n%b" % (status, phrase, self._date)
+            if status != NO_CONTENT:
+                head += b"content-type: " + media + b"\r\ncontent-length: "
+            self._heads[status, media] = head
+        return head

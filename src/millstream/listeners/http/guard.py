@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -31,9 +31,13 @@ if TYPE_CHECKING:
 
     from millstream.listeners.http.answer import Answer
 
+    Asked: TypeAlias = tuple[tuple[bytes, bytes], ...]
+
 # The headers that tell, and how many combinations of them are remembered.
 TELLING = frozenset((b"host", b"origin", b"sec-fetch-site"))
 KNOWN_MAX = 1024
+# Names are shorter; what is longer was sent to fill the memory.
+KNOWN_BYTES_MAX = 512
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -48,7 +52,7 @@ class Guard:
         self._names = frozenset(host for host in hosts if not host.startswith("."))
         self._suffixes = tuple(host for host in hosts if host.startswith("."))
         self._any_host = "*" in self._names
-        self._known: dict[tuple[tuple[bytes, bytes], ...], str | None] = {}
+        self._known: dict[Asked, str | None] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket"):
@@ -64,15 +68,22 @@ class Guard:
         """As `objection`, for the fast lane: what was asked before is known."""
         self.requests += 1
         asked = tuple([pair for pair in headers if pair[0] in TELLING])
-        if asked not in self._known:
-            if len(self._known) >= KNOWN_MAX:
-                self._known.clear()
-            self._known[asked] = self.objection(Headers(raw=headers))
-        why = self._known[asked]
+        if asked in self._known:
+            why = self._known[asked]
+        else:
+            why = self.objection(Headers(raw=headers))
+            self._remember(asked, why)
         if why is None:
             return None
         self.refused += 1
         return failure(ForeignRequest(why))
+
+    def _remember(self, asked: Asked, why: str | None) -> None:
+        if sum(len(value) for _, value in asked) > KNOWN_BYTES_MAX:
+            return
+        if len(self._known) >= KNOWN_MAX:
+            self._known.clear()
+        self._known[asked] = why
 
     def objection(self, headers: Headers) -> str | None:
         """Why a request is refused, or None."""

@@ -2,26 +2,51 @@
 
 uvicorn parses HTTP and runs an ASGI cycle, in a task, for each request. For the few routes that
 carry messages this costs more than the work. Here a request to one of them is answered as soon as
-its last byte is parsed, without a cycle or a task; every other route goes on to uvicorn as usual.
+its last byte is parsed, without a cycle or a task, and when its head was seen before even without
+the parser (`heads.py`); every other route goes on to uvicorn as usual.
 
 Answers go out in the order of requests, also when one has to wait:
 
 - `_line` holds, in order, requests whose turn has not come: hot ones that wait, or that come
   after something that waits, and ASGI requests that come after a hot one that waits;
-- the line is bounded, by requests and by bytes: while it is full the connection is not read. A
-  client that does not read its answers is not read from either.
+- the line is bounded, by requests and by bytes: while it is full the connection is not read, and
+  what was read is not parsed (`_rest`). A client that does not read its answers is not read from
+  either, and its requests are not served until it does.
+
+Nobody takes for ever: a head and a body have to come within a time, answers have to be read within
+one, and an idle connection is closed (`sweep`, which the listener calls once a second).
 """
 
 from __future__ import annotations
 
+import select
 from collections import deque
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import httptools
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from millstream.errors import MillstreamError
-from millstream.listeners.http.answer import Answer, render
+from millstream.listeners.http.answer import Answer, Dated
+from millstream.listeners.http.heads import HEAD_END, KNOWN_BYTES_MAX, Heads, Known
+from millstream.listeners.http.hot import (
+    BAD_CODING,
+    BAD_HOST,
+    BAD_REQUEST,
+    BAD_VERSION,
+    HEAD_TOO_LARGE,
+    TOO_MANY,
+    TOO_SLOW,
+    HotRequest,
+    HotRoute,
+    HotRoutes,
+    Upgraded,
+    bug,
+    has_event,
+    nowhere,
+)
+from millstream.observe.logs import get_logger
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,52 +54,35 @@ if TYPE_CHECKING:
 
     from uvicorn._types import ASGI3Application
 
-BAD_REQUEST = Answer(400, b'{"error":"bad_request","message":"this is not valid HTTP"}')
-HEAD_TOO_LARGE = Answer(431, b'{"error":"head_too_large","message":"at most 64 KiB of headers"}')
 
-# A head, or a body, that takes longer is not being sent in earnest.
+__all__ = ["HotRequest", "HotRoute", "HotRoutes", "LaneProtocol", "Upgraded", "lane_class"]
+
+# A head that takes longer, from its first byte to its last, is not being sent in earnest. A body
+# gets a second more for every 16 KiB that came.
 HEAD_S_MAX = 10.0
 BODY_S_MAX = 60.0
-# How long a refused client has to read its answer.
+BODY_BYTES_PER_S_MIN = 16 * 1024
+# How long answers may lie unread, and how long a refused client has to read why.
+UNREAD_S_MAX = 60.0
 LINGER_S = 1.0
 # What one connection may have waiting for its turn.
 LINE_REQUESTS_MAX = 64
 LINE_BYTES_MAX = 1024 * 1024
+# What is parsed before a look at the line: a packet can hold ten thousand small requests.
+# Chunks of a byte take a hundred times as long as a body in one piece, and others wait meanwhile.
+SLICE_BYTES = 16 * 1024
+SLICES_PER_TURN = 4
 # Request line and headers together; browsers and proxies stay below 16 KiB.
 HEAD_BYTES_MAX = 64 * 1024
+# Answers to one packet that are written together.
+WRITE_BYTES = 64 * 1024
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
+# Where a connection is with what it reads: between requests; in a head; in a body; in a head that
+# asks for another protocol, which is a WebSocket, or one that is ignored; past the last request.
+IDLE, HEAD, BODY, UPGRADE, AGAIN, ENDED = range(6)
 
-class HotRoute(Protocol):
-    def __call__(self, request: HotRequest) -> Answer | None:
-        """The answer, or None when `request.reply` comes later."""
-        ...
-
-
-class Upgraded(Protocol):
-    """What goes on with a connection when HTTP ends."""
-
-    def take_over(
-        self, transport: asyncio.Transport, connections: set[object], rest: bytes
-    ) -> None: ...
-
-
-class HotRoutes(Protocol):
-    """Which requests are hot, and what every request has to pass."""
-
-    def body_bytes_max(self, path: bytes) -> int: ...
-
-    def find(self, method: bytes, path: bytes) -> tuple[HotRoute, str] | None: ...
-
-    def objection(self, headers: list[tuple[bytes, bytes]]) -> Answer | None: ...
-
-    def upgrade(
-        self, method: bytes, url: bytes, headers: list[tuple[bytes, bytes]]
-    ) -> Upgraded | Answer: ...
-
-    def failure(self, error: MillstreamError) -> Answer: ...
-
-    def too_large(self, path: bytes) -> Answer: ...
+log = get_logger("http")
 
 
 class _Cold(NamedTuple):
@@ -84,118 +92,239 @@ class _Cold(NamedTuple):
     app: ASGI3Application
 
 
-class HotRequest:
-    """A request to a hot route, from its head to its answer."""
+class LaneProtocol(HttpToolsProtocol):
+    """One connection. What all have in common is set by `lane_class`, because uvicorn makes the
+    instances."""
 
     __slots__ = (
-        "answer",
-        "body",
-        "headers",
-        "is_last",
-        "is_served",
-        "lane",
-        "name",
-        "on_lost",
-        "query",
-        "route",
+        "_body",
+        "_body_bytes",
+        "_cold",
+        "_head_bytes",
+        "_hot",
+        "_is_stopping",
+        "_is_used",
+        "_is_write_paused",
+        "_known",
+        "_line",
+        "_line_bytes",
+        "_owes_continue",
+        "_rest",
+        "_room",
+        "_running",
+        "_since",
+        "_state",
+        "_unread_since",
     )
 
-    def __init__(self, lane: LaneProtocol, route: HotRoute, name: str, query: bytes) -> None:
-        self.lane = lane
-        self.route = route
-        self.name = name
-        self.query = query
-        self.headers = lane.headers
-        self.body: bytes = b""
-        # The connection ends with this request's answer.
-        self.is_last = False
-        self.is_served = False
-        self.answer: bytes | None = None
-        # Called when the client goes away before its answer.
-        self.on_lost: Callable[[], None] | None = None
-
-    def header(self, name: bytes) -> bytes:
-        for key, value in self.headers:
-            if key == name:
-                return value
-        return b""
-
-    @property
-    def is_lost(self) -> bool:
-        return self.lane.transport.is_closing()
-
-    def reply(self, answer: Answer) -> None:
-        """Answer a request that had to wait."""
-        self.on_lost = None
-        self.answer = render(answer, self.is_last)
-        self.lane.move_on()
-
-
-class LaneProtocol(HttpToolsProtocol):
-    """One connection. `routes` is set by `lane_class`, because uvicorn makes the instances."""
-
     routes: HotRoutes
-    # Connections with answers that are written at the end of this turn of the loop.
-    turn: list[LaneProtocol]
+    heads: Heads
+    dated: Dated
+    connections_max: int
+    # Connections that were one too many.
+    turned_away = 0
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
+        self.url = b""
+        self.headers = []
+        self._known: Known | None = None
+        # The request whose body is being read: one of the two.
         self._hot: HotRequest | None = None
+        self._cold: RequestResponseCycle | None = None
         self._room = 0
-        self._pieces: list[bytes] = []
-        # What cannot be answered yet, in the order of requests.
+        self._body: bytes | bytearray = b""
+        # What cannot be answered yet, in the order of requests; the bytes of its bodies.
         self._line: deque[HotRequest | _Cold] = deque()
+        self._line_bytes = 0
+        # What was read and is not parsed yet, because the line is full.
+        self._rest = b""
         self._running: RequestResponseCycle | None = None
-        # Answers of one packet, written together.
-        self._out: list[bytes] | None = None
-        self._state: Literal["idle", "head", "body", "refused"] = "idle"
-        self._state_since = 0.0
+        self._state = IDLE
+        # When the state began; 0 when that is now. `_is_used` is for what has no time to look.
+        self._since = 0.0
+        self._is_used = False
+        # Bytes that came since the last sign of progress, and those of the body.
         self._head_bytes = 0
+        self._body_bytes = 0
+        self._owes_continue = False
         self._is_write_paused = False
+        self._unread_since: float | None = None
+        self._is_stopping = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._since = self.loop.time()
+        if len(self.connections) > self.connections_max:
+            type(self).turned_away += 1
+            self._state = ENDED
+            self._say_and_end(TOO_MANY)
 
     # ---- bytes in
 
     def data_received(self, data: bytes) -> None:
-        if self._state == "refused":
+        known = self._known
+        if (
+            known is not None
+            and len(data) == known.size
+            and data.startswith(known.head)
+            and self._state == IDLE
+            and not self._line
+            and not self._rest
+            and self._running is None
+            and not self._is_write_paused
+        ):
+            # One request like the one before, which is what a busy client sends.
+            self._is_used = True
+            body = data[known.body_at :]
+            try:
+                answer = known.answer(body)
+            except Exception as error:  # noqa: BLE001  a bug is answered, in its place
+                answer = self.dated.render(bug(error))
+            if answer is None:
+                self._serve_known(known, body)
+            else:
+                self.transport.write(answer)
+            return
+        if self._state == IDLE and not self._rest:
+            at = self._answer_known(data)
+            if at == len(data):
+                return
+            if at:
+                data = data[at:]
+        self._rest += data
+        self._parse_rest()
+
+    def _answer_known(self, data: bytes) -> int:
+        """Answer what is known at the front of a packet; how many bytes that were."""
+        at = out_bytes = 0
+        out: list[bytes] = []
+        while at < len(data) and not self._is_held_up and not self._is_stopping:
+            body_at = data.find(HEAD_END, at, at + KNOWN_BYTES_MAX) + len(HEAD_END)
+            if body_at < len(HEAD_END):
+                break
+            known = self.heads.find(data[at:body_at])
+            if known is None or len(data) - at < known.size:
+                break
+            self._known = known
+            at += known.size
+            body = data[body_at:at]
+            try:
+                answer = known.answer(body)
+            except Exception as error:  # noqa: BLE001  a bug is answered, in its place
+                answer = self.dated.render(bug(error))
+            if answer is None:
+                if out:
+                    self.transport.write(b"".join(out))
+                    out, out_bytes = [], 0
+                self._serve_known(known, body)
+                continue
+            out.append(answer)
+            out_bytes += len(answer)
+            if out_bytes > WRITE_BYTES:
+                # The transport may say now that this is enough.
+                self.transport.write(b"".join(out))
+                out, out_bytes = [], 0
+        if at:
+            self._is_used = True
+        if out:
+            self.transport.write(b"".join(out))
+        return at
+
+    def _serve_known(self, known: Known, body: bytes) -> None:
+        """As if it had been parsed."""
+        self.headers = known.headers
+        self._complete(HotRequest(self, known.route, known.name, known.query), body)
+        self.headers = []
+
+    @property
+    def _is_held_up(self) -> bool:
+        """Whether a request would have to wait for its turn."""
+        return bool(self._line) or self._running is not None or self._is_write_paused
+
+    def _parse_rest(self) -> None:
+        """Parse what was read, unless the line is full; of a lot, some in each turn of the loop."""
+        if self.transport.is_closing():
+            self._rest = b""
+            return
+        for _ in range(SLICES_PER_TURN):
+            rest = self._rest
+            if not rest or self._is_line_full:
+                break
+            self._rest = b""
+            if len(rest) > SLICE_BYTES:
+                self._parse(rest[:SLICE_BYTES], rest[SLICE_BYTES:])
+            else:
+                self._parse(rest, b"")
+        if self._is_line_full:
+            self.flow.pause_reading()
+        elif self._rest:
+            self.flow.pause_reading()
+            self.loop.call_soon(self._parse_rest)
+        elif self.flow.read_paused:
+            self._read_on()
+        if self._is_stopping:
+            self.move_on()
+
+    @property
+    def _is_line_full(self) -> bool:
+        return len(self._line) >= LINE_REQUESTS_MAX or self._line_bytes > LINE_BYTES_MAX
+
+    def _read_on(self) -> None:
+        """Read again, unless there is a reason not to."""
+        cold = self._cold
+        if cold and len(cold.body) > HIGH_WATER_LIMIT and not cold.response_complete:
+            # The application has to take that first.
+            return
+        if not (self._is_write_paused or self._rest or self._is_line_full):
+            self.flow.resume_reading()
+
+    def _parse(self, data: bytes, later: bytes) -> None:
+        if self._state == ENDED:
             # The client is still sending what was refused; it is closed in a moment.
             return
-        if self.timeout_keep_alive_task is not None:
-            self._unset_keepalive_if_required()
-        self._state_since = self.loop.time()
-        if self._state in ("idle", "head"):
-            self._head_bytes += len(data)
-        if self._out is None:
-            self._out = []
+        self._head_bytes += len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._flush()
-            rest = data[upgrade.args[0] :]
-            if self._should_upgrade():
-                self._upgrade(rest)
-            elif rest:
-                # An upgrade to something else (h2c) may be ignored: it was a request like any.
-                self.data_received(rest)
+            self._on_upgrade(data[upgrade.args[0] :] + later)
+            return
+        except httptools.HttpParserCallbackError as error:
+            self._refuse(bug(error.__context__ or error))
             return
         except httptools.HttpParserError:
-            self._refuse(BAD_REQUEST)
+            if self._state != ENDED:
+                self._refuse(BAD_REQUEST)
             return
-        self._flush_at_end_of_turn()
-        if self._state == "head" and self._head_bytes > HEAD_BYTES_MAX:
+        self._rest = later
+        if not self._since:
+            self._since = self.loop.time()
+        if self._head_bytes > HEAD_BYTES_MAX and self._state in (HEAD, BODY):
             self._refuse(HEAD_TOO_LARGE)
 
-    def _should_upgrade(self) -> bool:
-        # uvicorn asks this at every step of a request that wants to be upgraded.
-        return self._get_upgrade() == b"websocket"
+    def _on_upgrade(self, rest: bytes) -> None:
+        state, self._state = self._state, IDLE
+        if state == ENDED:
+            self._state = ENDED
+        elif state == AGAIN:
+            # The parser stops at such a head and takes its body for the other protocol. It is
+            # read again without what was asked for.
+            self._rest = self._head_without_upgrade() + rest
+        elif state != UPGRADE or self._line or self._running is not None:
+            # A client has to wait for its answers before it changes the protocol.
+            self._refuse(BAD_REQUEST)
+        else:
+            self._upgrade(rest)
+
+    def _head_without_upgrade(self) -> bytes:
+        parser = self.parser
+        version = parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (parser.get_method(), self.url, version)]
+        lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join(lines) + HEAD_END
 
     def _upgrade(self, rest: bytes) -> None:
         """Hand the connection over to a WebSocket, or say why not."""
-        if self._state == "refused":
-            return
-        if self._line or self._running is not None:
-            # A client has to wait for its answers before it changes the protocol.
-            self._refuse(BAD_REQUEST)
-            return
         found = self.routes.objection(self.headers) or self.routes.upgrade(
             self.parser.get_method(), self.url, self.headers
         )
@@ -203,154 +332,232 @@ class LaneProtocol(HttpToolsProtocol):
             self._refuse(found)
             return
         self.connections.discard(self)
-        self._unset_keepalive_if_required()
         self.flow.resume_reading()
         # The parser holds this object, which nobody needs any more.
         self.parser = None  # type: ignore[assignment]
         found.take_over(self.transport, cast("set[object]", self.connections), rest)
 
-    def _flush_at_end_of_turn(self) -> None:
-        """Answer all connections of a turn together: a client that was woken by the first answer
-        need not be woken for the others, and waking it is the dearest part of an answer."""
-        if not self._out or self._line or self._running is not None:
-            self._flush()
-            return
-        if not self.turn:
-            self.loop.call_soon(_flush_turn, self.turn)
-        self.turn.append(self)
-
-    def _flush(self) -> None:
-        out, self._out = self._out, None
-        if out and not self.transport.is_closing():
-            self.transport.write(out[0] if len(out) == 1 else b"".join(out))
-
-    def _write(self, data: bytes) -> None:
-        if self._out is not None:
-            self._out.append(data)
-        else:
-            self.transport.write(data)
-
     # ---- one request, as the parser tells it
 
     def on_message_begin(self) -> None:
+        if self._state == ENDED:
+            return
         self.url = b""
-        self.expect_100_continue = False
         self.headers = []
         self._hot = None
-        self._state = "head"
+        self._state = HEAD
+        self._since = 0.0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Those after a body are not headers of the request: they would get past who checked it.
+        if self._state == HEAD:
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        if self._state == "refused":
+        if self._state == ENDED:
             return
-        self._state = "body"
-        self._head_bytes = 0
-        self._pieces = []
+        self._state = BODY
+        self._since = 0.0
+        self._head_bytes = self._body_bytes = 0
         parser = self.parser
+        method, version = parser.get_method(), parser.get_http_version()
         path, _, query = self.url.partition(b"?")
-        is_upgrade = parser.should_upgrade() and self._should_upgrade()
-        found = None if is_upgrade else self.routes.find(parser.get_method(), path)
         self._room = self.routes.body_bytes_max(path)
+        # A broker is no proxy; and the parser always takes this one for another protocol.
+        refusal = BAD_REQUEST if method == b"CONNECT" else self._examine(version)
+        if refusal is not None:
+            self._refuse(refusal)
+            return
+        if parser.should_upgrade():
+            self._state = UPGRADE if self._get_upgrade() == b"websocket" else AGAIN
+            return
+        found = self.routes.find(method, path)
         if found is None:
             self._begin_cold()
             return
         hot = self._hot = HotRequest(self, *found, query)
-        hot.is_last = not parser.should_keep_alive()
-        if self.expect_100_continue and not self._line:
-            self._write(CONTINUE)
+        hot.is_last = version == "1.0" or not parser.should_keep_alive()
+        if self.expect_100_continue:
+            self._begin_expected(hot)
+
+    def _examine(self, version: str) -> Answer | None:
+        """What is wrong with a head, though it parses."""
+        hosts = length = 0
+        self.expect_100_continue = self._owes_continue = False
+        for name, value in self.headers:
+            if name == b"host":
+                hosts += 1
+            elif name == b"content-length":
+                length = int(value)
+            elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+                return BAD_CODING
+            elif name == b"expect" and version == "1.1":
+                self.expect_100_continue = value.lower() == b"100-continue"
+        if version not in ("1.1", "1.0"):
+            return BAD_VERSION
+        if hosts > 1 or (hosts == 0 and version == "1.1"):
+            return BAD_HOST
+        if length > self._room:
+            return self.routes.too_large(self.url.partition(b"?")[0])
+        return None
+
+    def _begin_expected(self, hot: HotRequest) -> None:
+        """Say that the body may come, when it is this request's turn."""
+        objection = self.routes.objection(hot.headers)
+        hot.is_checked = True
+        if objection is not None:
+            self._refuse(objection)
+        elif self._is_held_up:
+            self._owes_continue = True
+        else:
+            self.transport.write(CONTINUE)
 
     def _begin_cold(self) -> None:
         """Hand the head over to uvicorn, which makes a cycle and starts it in our order."""
+        try:
+            path = httptools.parse_url(self.url).path
+        except httptools.HttpParserInvalidURLError:
+            path = None
+        if path is None:
+            self._refuse(BAD_REQUEST)
+            return
         url, headers, expects = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
         self.url, self.headers, self.expect_100_continue = url, headers, expects
         self.scope["headers"] = headers
-        self.cycle = None  # type: ignore[assignment]  # its own line stays empty
         super().on_headers_complete()
+        # Its own line stays empty, and nothing holds a request that is done with.
+        self._cold = self.cycle
+        self.cycle = None  # type: ignore[assignment]
+        self.scope = None  # type: ignore[assignment]
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        if self._line or self._running is not None:
+        if self._is_held_up:
             self._line.append(_Cold(cycle, app))
-            self._pause_when_long()
         else:
             self._running = cycle
             super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
-        if self._state == "refused":
+        if self._state != BODY:
             return
-        self._room -= len(body)
-        if self._room < 0:
+        self._head_bytes = 0
+        self._body_bytes += len(body)
+        if self._body_bytes > self._room:
             self._refuse(self.routes.too_large(self.url.partition(b"?")[0]))
         elif self._hot is not None:
-            self._pieces.append(body)
-        else:
-            super().on_body(body)
+            self._add(body)
+        elif self._cold is not None and not self._cold.response_complete:
+            self._cold.body += body
+            if len(self._cold.body) > HIGH_WATER_LIMIT:
+                # Until the application takes it.
+                self.flow.pause_reading()
+            self._cold.message_event.set()
+
+    def _add(self, body: bytes) -> None:
+        """Most bodies come in one piece; a million pieces must not cost more than their bytes."""
+        if not self._body:
+            self._body = body
+            return
+        if isinstance(self._body, bytes):
+            self._body = bytearray(self._body)
+        self._body += body
 
     def on_message_complete(self) -> None:
-        if self._state == "refused":
+        if self._state != BODY:
             return
-        self._state = "idle"
+        self._state = IDLE
+        self._since = 0.0
+        self._owes_continue = False
+        cold, self._cold = self._cold, None
+        if cold is not None:
+            cold.more_body = False
+            cold.message_event.set()
+            if not cold.keep_alive:
+                self._state = ENDED
+            return
         hot, self._hot = self._hot, None
-        if hot is None:
-            super().on_message_complete()
-            return
-        pieces = self._pieces
-        hot.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        answer = None if self._line or self._running is not None else self._serve(hot)
+        assert hot is not None
+        body, self._body = bytes(self._body), b""
+        self._complete(hot, body)
+
+    def _complete(self, hot: HotRequest, body: bytes) -> None:
+        hot.body = body
+        answer = None if self._is_held_up or self._is_stopping else self._serve(hot)
         if answer is None:
             self._line.append(hot)
-            self._pause_when_long()
+            self._line_bytes += len(hot.body)
+            if hot.is_last:
+                self._state = ENDED
             return
-        self._write(render(answer, hot.is_last))
+        self.transport.write(self.dated.render(answer, hot.is_last))
         if hot.is_last:
             self._end()
 
     def _serve(self, hot: HotRequest) -> Answer | None:
         hot.is_served = True
-        objection = self.routes.objection(hot.headers)
-        if objection is not None:
-            return objection
         try:
-            return hot.route(hot)
+            objection = None if hot.is_checked else self.routes.objection(hot.headers)
+            return hot.route(hot) if objection is None else objection
         except MillstreamError as error:
             return self.routes.failure(error)
+        except Exception as error:  # noqa: BLE001  a bug is answered, in its place
+            return bug(error)
 
     # ---- what has to wait
 
-    def _pause_when_long(self) -> None:
-        """A connection with something in line is still read, because that is how one learns that
-        the client went away; but not without bound."""
-        size = sum(len(one.body) for one in self._line if isinstance(one, HotRequest))
-        if len(self._line) >= LINE_REQUESTS_MAX or size > LINE_BYTES_MAX:
-            self.flow.pause_reading()
+    def on_reply(self) -> None:
+        """Something in line has its answer. Only that is written at once: what comes after it may
+        be served in a turn of its own, because serving it may answer somebody else again."""
+        if len(self._line) == 1 and not self._rest:
+            self.move_on()
+        else:
+            self.loop.call_soon(self.move_on)
 
     def move_on(self) -> None:
         """Send what has come to the head of the line, and start what comes next."""
+        self._is_used = True
         while self._line and self._running is None and not self.transport.is_closing():
-            first = self._line[0]
-            if isinstance(first, _Cold):
-                self._line.popleft()
-                self._running = first.cycle
-                super()._start_asgi_task(first.cycle, first.app)
-                return
-            if first.answer is None and not first.is_served:
-                answer = self._serve(first)
-                first.answer = None if answer is None else render(answer, first.is_last)
-            if first.answer is None:
-                return
+            if self._is_write_paused or not self._take_turn(self._line[0]):
+                break
+        if self.transport.is_closing():
+            return
+        if self._owes_continue and not self._is_held_up:
+            self._owes_continue = False
+            self.transport.write(CONTINUE)
+        if self._rest and not self._is_line_full:
+            self.loop.call_soon(self._parse_rest)
+        elif self.flow.read_paused:
+            self._read_on()
+        self._end_if_stopped()
+
+    def _take_turn(self, first: HotRequest | _Cold) -> bool:
+        """Whether it is done with, and the next one may come."""
+        if isinstance(first, _Cold):
             self._line.popleft()
-            self._write(first.answer)
-            if first.is_last:
-                self._end()
-                return
-        if not self._line and not self._is_write_paused:
-            self.flow.resume_reading()
+            self._running = first.cycle
+            super()._start_asgi_task(first.cycle, first.app)
+            return False
+        if not first.is_served:
+            first.answer = self._serve(first) or first.answer
+        if first.answer is None:
+            return False
+        self._line.popleft()
+        self._line_bytes -= len(first.body)
+        is_last = first.is_last or (
+            self._is_stopping and self._state == IDLE and not self._line and not self._rest
+        )
+        self.transport.write(self.dated.render(first.answer, is_last))
+        if is_last:
+            self._end()
+        return True
 
     def on_response_complete(self) -> None:
-        self._running = None
-        self._state_since = self.loop.time()
-        super().on_response_complete()
-        self._unset_keepalive_if_required()
+        """uvicorn's cycle has written its answer."""
+        running, self._running = self._running, None
+        if running is not None:
+            # Of a body that it did not ask for.
+            running.body = bytearray()
         self.move_on()
 
     # ---- ends
@@ -358,50 +565,94 @@ class LaneProtocol(HttpToolsProtocol):
     def _refuse(self, answer: Answer) -> None:
         """Answer and end the connection. What the client is still sending is read and dropped
         for a moment, because closing at once would take the answer away from it."""
-        self._state = "refused"
+        self._state = ENDED
         self._hot = None
-        if self._line or self._running is not None:
+        self._body = b""
+        self._rest = b""
+        self.routes.refused(self, answer)
+        cold, self._cold = self._cold, None
+        if cold is not None and not self._withdraw(cold):
+            # It has its answer already.
+            self.loop.call_later(LINGER_S, self.transport.close)
+        elif self._is_held_up:
             # Earlier requests come first; the connection ends with the last of them.
-            last = HotRequest(self, _nowhere, "", b"")
-            last.answer, last.is_last = render(answer, is_last=True), True
+            last = HotRequest(self, nowhere, "", b"")
+            last.answer, last.is_last, last.is_served = answer, True, True
             self._line.append(last)
-            return
-        self._write(render(answer, is_last=True))
-        self._flush()
+        else:
+            self._say_and_end(answer)
+
+    def _say_and_end(self, answer: Answer) -> None:
+        self.transport.write(self.dated.render(answer, is_last=True))
         self.loop.call_later(LINGER_S, self.transport.close)
 
+    def _withdraw(self, cold: RequestResponseCycle) -> bool:
+        """Take a request away from the application, because its body does not come as it should;
+        False when the answer has begun."""
+        if cold.response_started:
+            return False
+        cold.disconnected = True
+        cold.message_event.set()
+        if self._running is cold:
+            self._running = None
+        else:
+            # Nothing comes in line after a request that is still being read.
+            self._line.pop()
+        return True
+
     def _end(self) -> None:
-        self._state = "refused"
-        self._flush()
+        self._state = ENDED
         self.transport.close()
 
     def shutdown(self) -> None:
-        """The server stops: what is in line is answered, then the connection ends."""
-        if self._running is not None:
-            self._running.keep_alive = False
-        waiting = [one for one in self._line if isinstance(one, HotRequest)]
-        if waiting:
-            waiting[-1].is_last = True
-        elif self._running is None and not self._line:
-            self.transport.close()
+        """The server stops: what has come, or is on its way, is answered; then this ends."""
+        self._is_stopping = True
+        self._known = None
+        self._end_if_stopped()
+
+    def _end_if_stopped(self) -> None:
+        if not self._is_stopping or self._line or self._rest or self._state not in (IDLE, BODY):
+            return
+        running = self._running
+        if running is not None:
+            if self._state == IDLE or running is self._cold:
+                running.keep_alive = False
+        elif self._state == IDLE and not has_event(self.transport, select.POLLIN):
+            self._end()
 
     def sweep(self, now: float, idle_s: float) -> None:
         """Called every second: end connections that are idle, or do not get on."""
-        if self._line or self._running is not None or self._state == "refused":
+        if self._is_write_paused or self.transport.is_closing():
+            if self._unread_since is None:
+                self._unread_since = now
+            elif now - self._unread_since > UNREAD_S_MAX:
+                self.transport.abort()
             return
-        limit = {"idle": idle_s, "head": HEAD_S_MAX, "body": BODY_S_MAX}[self._state]
-        if now - self._state_since > limit:
-            self.transport.close()
+        self._unread_since = None
+        if self._is_used or self.flow.read_paused:
+            # While it is not read from, it cannot get on.
+            self._is_used = False
+            if self._state == IDLE or self.flow.read_paused:
+                self._since = now
+        took_s = now - self._since
+        if self._state == IDLE:
+            if took_s > idle_s and not self._is_held_up:
+                self.transport.close()
+        elif self._state in (HEAD, BODY):
+            more_s = BODY_S_MAX + self._body_bytes / BODY_BYTES_PER_S_MIN
+            if took_s > (HEAD_S_MAX if self._state == HEAD else more_s):
+                self._refuse(TOO_SLOW)
 
     def connection_lost(self, exc: Exception | None) -> None:
         running, self._running = self._running, None
-        if running is not None and running is not self.cycle:
+        if running is not None:
             running.disconnected = True
             running.message_event.set()
         line, self._line = self._line, deque()
+        self._rest = b""
         for one in line:
             if isinstance(one, HotRequest) and one.on_lost is not None:
-                one.on_lost()
+                _tell(one.on_lost)
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -412,25 +663,22 @@ class LaneProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._is_write_paused = False
         super().resume_writing()
-        if not self._line:
-            self.flow.resume_reading()
+        self.move_on()
 
 
-def lane_class(routes: HotRoutes) -> type[LaneProtocol]:
+def lane_class(routes: HotRoutes, dated: Dated, connections_max: int) -> type[LaneProtocol]:
     """A protocol class with its routes, for uvicorn's configuration."""
-    return type("Lane", (LaneProtocol,), {"routes": routes, "turn": []})
+    shared = {
+        "routes": routes,
+        "heads": Heads(routes, dated),
+        "dated": dated,
+        "connections_max": connections_max,
+    }
+    return type("Lane", (LaneProtocol,), shared)
 
 
-def _flush_turn(turn: list[LaneProtocol]) -> None:
-    lanes = turn[:]
-    turn.clear()
-    for lane in lanes:
-        try:
-            lane._flush()
-        except Exception:  # noqa: BLE001  one broken connection must not take the others along
-            lane.transport.abort()
-
-
-def _nowhere(request: HotRequest) -> Answer | None:
-    del request
-    return None
+def _tell(on_lost: Callable[[], None]) -> None:
+    try:
+        on_lost()
+    except Exception as error:
+        log.error("a lost request was not cleared away", exc_info=error)

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import time
 from typing import TYPE_CHECKING
 
 import uvicorn
+from uvicorn.server import ServerState
 
+from millstream.listeners.http.answer import Dated
+from millstream.listeners.http.hot import NoLane
 from millstream.listeners.http.lane import LaneProtocol, lane_class
+from millstream.listeners.http.tls import TlsDoor
+from millstream.listeners.http.websocket import WebSocket
 from millstream.observe.logs import get_logger
 
 if TYPE_CHECKING:
     import socket
+    import ssl
 
     from starlette.types import ASGIApp
 
@@ -22,6 +30,13 @@ BACKLOG = 2048
 # An idle connection is closed after this; longer than common proxies keep theirs (60 s), so that
 # it is the proxy that closes and no request is lost between the two.
 KEEP_ALIVE_SECONDS = 75
+# How many connections are looked after in one turn of the loop: ten thousand would take
+# milliseconds, and somebody waits.
+SWEEP_CONNECTIONS = 256
+# How often a listener that stops looks whether all connections have ended.
+STOP_LOOK_SECONDS = 0.01
+# Turns of the loop until a connection that was cut is gone.
+CUT_TURNS = 5
 
 log = get_logger("http")
 
@@ -37,12 +52,17 @@ class HttpListener:
         name: str,
         address: str,
         lane: HotRoutes | None = None,
+        tls: ssl.SSLContext | None = None,
+        connections_max: int = sys.maxsize,
     ) -> None:
         self.name = name
         self.address = address
-        config = uvicorn.Config(
+        self._tls = tls
+        self._dated = Dated(time.time())
+        self._lane = lane_class(lane or NoLane(), self._dated, connections_max)
+        self._config = uvicorn.Config(
             app,
-            http=lane_class(lane) if lane is not None else "httptools",
+            http=self._lane,
             ws="none",
             lifespan="off",
             loop="none",
@@ -53,48 +73,91 @@ class HttpListener:
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
         )
-        config.load()
+        self._config.load()
+        self._state = ServerState()
         self._socket = bound
-        self._server = uvicorn.Server(config)
-        self._server.lifespan = config.lifespan_class(config)
-        self._ticking: asyncio.Task[None] | None = None
-        self._sweeping: asyncio.TimerHandle | None = None
+        self._listening: asyncio.Server | TlsDoor | None = None
+        self._ticking: asyncio.TimerHandle | None = None
+        self._turned_away = 0
 
     async def start(self) -> None:
         """Listen. After this, connections are accepted."""
-        await self._server.startup(sockets=[self._socket])
-        log.info("listening", listener=self.name, address=self.address)
-        # uvicorn's own loop keeps the Date header right.
-        self._ticking = asyncio.create_task(self._server.main_loop())
-        self._sweep()
-
-    def _sweep(self) -> None:
-        """Once a second: end connections that are idle or do not get on."""
         loop = asyncio.get_running_loop()
-        for connection in list(self._server.server_state.connections):
+        if self._tls is None:
+            self._listening = await loop.create_server(
+                self._connection, sock=self._socket, backlog=BACKLOG
+            )
+        else:
+            self._listening = TlsDoor(
+                self._socket,
+                self._tls,
+                self._connection,
+                backlog=BACKLOG,
+                connections_max=self._lane.connections_max,
+            )
+        has_tls = self._tls is not None
+        log.info("listening", listener=self.name, address=self.address, tls=has_tls)
+        self._tick()
+
+    @property
+    def connections(self) -> list[object]:
+        return list(self._state.connections)
+
+    def _connection(self) -> LaneProtocol:
+        return self._lane(config=self._config, server_state=self._state, app_state={})
+
+    def _tick(self) -> None:
+        """Once a second: what time it is, and whether everybody gets on."""
+        self._dated.set_time(time.time())
+        self._state.default_headers = [(b"date", self._dated.date)]
+        if self._lane.turned_away > self._turned_away:
+            self._turned_away = self._lane.turned_away
+            log.warning(
+                "too many connections",
+                listener=self.name,
+                connections_max=self._lane.connections_max,
+                turned_away=self._turned_away,
+            )
+        self._sweep(self.connections)
+        self._ticking = asyncio.get_running_loop().call_later(1.0, self._tick)
+
+    def _sweep(self, connections: list[object]) -> None:
+        """End connections that are idle or do not get on, some of them in each turn."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in connections[-SWEEP_CONNECTIONS:]:
             if isinstance(connection, LaneProtocol):
-                connection.sweep(loop.time(), KEEP_ALIVE_SECONDS)
-        self._sweeping = loop.call_later(1.0, self._sweep)
+                connection.sweep(now, KEEP_ALIVE_SECONDS)
+        del connections[-SWEEP_CONNECTIONS:]
+        if connections:
+            loop.call_soon(self._sweep, connections)
 
     async def stop(self, within_seconds: float) -> None:
         """Accept no more, let requests end for a while, then close what is left."""
-        if self._ticking is None:
+        if self._ticking is None or self._listening is None:
             self._socket.close()
             return
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-        self._server.should_exit = True
-        await self._ticking
+        self._ticking.cancel()
+        self._listening.close()
+        state = self._state
+        for connection in list(state.connections):
+            connection.shutdown()
         try:
             async with asyncio.timeout(within_seconds):
-                await self._server.shutdown(sockets=[self._socket])
+                # Not until the server says that it is closed: it would wait for clients that
+                # connected and never began to talk.
+                while state.connections or state.tasks:  # noqa: ASYNC110  uvicorn has no event
+                    await asyncio.sleep(STOP_LOOK_SECONDS)
         except TimeoutError:
-            state = self._server.server_state
             if state.connections:
                 log.warning("requests cut off", connections=len(state.connections))
             for task in list(state.tasks):
                 task.cancel()
-            for connection in list(state.connections):
-                transport = getattr(connection, "transport", None)
-                if transport is not None:
+            for left in self.connections:
+                if isinstance(left, WebSocket):
+                    left.cut()
+                elif (transport := getattr(left, "transport", None)) is not None:
                     transport.abort()
+            # Their ends come in the next turns; what a consumer was not sent goes back then.
+            for _ in range(CUT_TURNS):
+                await asyncio.sleep(0)

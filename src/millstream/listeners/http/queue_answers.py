@@ -5,6 +5,7 @@ is answered in the fast lane or by ASGI.
 from __future__ import annotations
 
 import base64
+import re
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
@@ -22,13 +23,9 @@ if TYPE_CHECKING:
 # Longest wait of a dequeue, and most messages that one takes.
 TIMEOUT_S_MAX = 30.0
 COUNT_MAX = 1000
-# The forms of bodies, for the OpenAPI page.
-MESSAGE_FORM = {"type": "object", "required": ["payload"], "properties": {"payload": {}}}
-BATCH_FORM = {
-    "type": "object",
-    "required": ["payloads"],
-    "properties": {"payloads": {"type": "array", "items": {}}},
-}
+# Most bytes of messages in one answer, unless the first alone has more. Where they did not come as
+# JSON they grow by a third, so an answer has at most 8 MiB.
+BODIES_BYTES_MAX = 6 * 1024 * 1024 - 128 * 1024
 NO_CONTENT = Answer(204)
 ACCEPTED = Answer(202, b"", RAW)
 
@@ -52,6 +49,9 @@ class _OneOrMany(msgspec.Struct):
 _one = msgspec.json.Decoder(_One)
 _many = msgspec.json.Decoder(_Many)
 _one_or_many = msgspec.json.Decoder(_OneOrMany)
+# Numbers in an address: fewer forms than Python would take.
+_WHOLE = re.compile(r"[0-9]{1,10}")
+_DECIMAL = re.compile(r"[0-9]{1,10}(\.[0-9]{1,20})?")
 # What a payload's own text may be wrong in: JSON, nesting that is too deep, and UTF-8, which the
 # decoder does not look at in what it leaves as it is.
 _UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
@@ -74,13 +74,16 @@ def enqueue_raw(queues: Queues, name: str, body: bytes) -> Answer:
 
 def enqueue_json(queues: Queues, name: str, body: bytes) -> Answer:
     """A body of the form `{"payload": anything}`; what is kept is the payload's own text."""
+    return Answer(200, _enqueue_one(queues, name, read_payload(body), is_json=True))
+
+
+def read_payload(body: bytes) -> bytes:
     try:
         if not body.isascii():
             body.decode()
-        payload = bytes(_one.decode(body).payload)
+        return bytes(_one.decode(body).payload)
     except _UNREADABLE as error:
         raise _body_invalid('{"payload": …}', error) from error
-    return Answer(200, _enqueue_one(queues, name, payload, is_json=True))
 
 
 def enqueue_batch(queues: Queues, name: str, body: bytes) -> Answer:
@@ -108,34 +111,18 @@ def read_text(text: bytes) -> bytes | list[bytes]:
     return [bytes(raw) for raw in found.payloads]
 
 
-def confirm_all(
-    queues: Queues, name: str, bodies: Sequence[bytes], *, is_json: bool
-) -> list[bytes]:
-    """Single messages that came together; a confirmation, or a refusal, for each."""
+def confirm_one(queues: Queues, name: str, body: bytes, *, is_json: bool) -> bytes:
+    """One message of a stream, with its confirmation or refusal."""
     try:
-        queue = queues.get_or_create(name)
+        return _enqueue_one(queues, name, body, is_json=is_json)
     except MillstreamError as error:
-        return [failure(error).body] * len(bodies)
-    if not queues.fits(queue, bodies):
-        return [_confirm(queues, name, body, is_json) for body in bodies]
-    size = len(queue)
-    at_us = queues.enqueue_many(queue, bodies, is_json)
-    head = b'{"queued":true,"queue_name":"%b","queue_size":' % name.encode()
-    tail = b',"enqueued_at":%d}' % at_us
-    return [b"%b%d%b" % (head, place, tail) for place in range(size + 1, size + 1 + len(bodies))]
+        return failure(error).body
 
 
 def confirm_batch(queues: Queues, name: str, bodies: Sequence[bytes]) -> bytes:
     """All of a batch or none, with one confirmation."""
     try:
         return _enqueue_many(queues, name, bodies)
-    except MillstreamError as error:
-        return failure(error).body
-
-
-def _confirm(queues: Queues, name: str, body: bytes, is_json: bool) -> bytes:
-    try:
-        return _enqueue_one(queues, name, body, is_json=is_json)
     except MillstreamError as error:
         return failure(error).body
 
@@ -164,7 +151,11 @@ def _enqueue_many(queues: Queues, name: str, bodies: Sequence[bytes]) -> bytes:
 def dequeue_parameters(query: bytes) -> DequeueParameters:
     if not query:
         return _PLAIN
-    given = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
+    pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+    given = dict(pairs)
+    for name in ("timeout", "max"):
+        if [key for key, _ in pairs].count(name) > 1:
+            raise ParameterInvalid(f"{name} is given more than once", parameter=name)
     timeout_s, count = 0.0, 1
     if "timeout" in given:
         timeout_s = _number("timeout", given["timeout"], TIMEOUT_S_MAX)
@@ -181,48 +172,53 @@ def dequeued(queue: Queue, messages: Sequence[Message], *, is_batch: bool, is_ra
         return Answer(200, messages[0].body, RAW)
     name = queue.name.encode()
     if not is_batch:
-        return Answer(
-            200, b"{%b,%b" % (_message(messages[0]), _queue_fields(name, len(queue))), JSON
-        )
-    listed = b",".join([b"{%b}" % _message(message) for message in messages])
-    return Answer(200, b'{"messages":[%b],%b' % (listed, _queue_fields(name, len(queue))), JSON)
+        return Answer(200, message_json(*messages[0], name, len(queue)), JSON)
+    listed = b",".join(_wrapped(messages, b"}"))
+    page = b'{"messages":[%b],"queue_name":"%b","queue_size":%d}' % (listed, name, len(queue))
+    return Answer(200, page, JSON)
+
+
+def message_json(body: bytes, stamp: int, name: bytes, size: int) -> bytes:
+    """One message, with its queue's name and what is left in it. What did not come as JSON cannot
+    be embedded as it is."""
+    if stamp & 1:
+        form = b'{"payload":%b,"enqueued_at":%d,"queue_name":"%b","queue_size":%d}'
+        return form % (body, stamp >> 1, name, size)
+    form = (
+        b'{"payload":"%b","encoding":"base64","enqueued_at":%d,"queue_name":"%b","queue_size":%d}'
+    )
+    return form % (base64.b64encode(body), stamp >> 1, name, size)
 
 
 def stream_json(queue: Queue, messages: Sequence[Message]) -> list[bytes]:
     """Messages as a stream sends them, each by itself."""
-    rest = b'"queue_name":"%b"}' % queue.name.encode()
-    return [
-        b'{"payload":%b,"enqueued_at":%d,%b' % (message[0], message[1] >> 1, rest)
-        if message[1] & 1
-        else b"{%b,%b" % (_message(message), rest)
-        for message in messages
-    ]
+    return _wrapped(messages, b',"queue_name":"%b"}' % queue.name.encode())
 
 
 def batch_json(queue: Queue, messages: Sequence[Message]) -> bytes:
     """Messages as a stream sends them, several in one."""
-    listed = b",".join([b"{%b}" % _message(message) for message in messages])
+    listed = b",".join(_wrapped(messages, b"}"))
     return b'{"messages":[%b],"queue_name":"%b"}' % (listed, queue.name.encode())
 
 
-def _message(message: Message) -> bytes:
-    """The fields of a message. What did not come as JSON cannot be embedded as it is."""
-    at_us = message.stamp >> 1
-    if message.stamp & 1:
-        return b'"payload":%b,"enqueued_at":%d' % (message.body, at_us)
-    encoded = base64.b64encode(message.body)
-    return b'"payload":"%b","encoding":"base64","enqueued_at":%d' % (encoded, at_us)
-
-
-def _queue_fields(name: bytes, size: int) -> bytes:
-    return b'"queue_name":"%b","queue_size":%d}' % (name, size)
+def _wrapped(messages: Sequence[Message], end: bytes) -> list[bytes]:
+    """Each message as an object. Those that came together have the same time."""
+    found: list[bytes] = []
+    last, rest = -1, b""
+    for body, stamp in messages:
+        if stamp != last:
+            last, rest = stamp, b',"enqueued_at":%d%b' % (stamp >> 1, end)
+        if stamp & 1:
+            found.append(b'{"payload":%b%b' % (body, rest))
+        else:
+            encoded = base64.b64encode(body)
+            found.append(b'{"payload":"%b","encoding":"base64"%b' % (encoded, rest))
+    return found
 
 
 def _number(name: str, text: str, most: float, *, least: float = 0, whole: bool = False) -> float:
-    try:
-        number = int(text) if whole else float(text)
-    except ValueError:
-        number = -1.0
+    form = _WHOLE if whole else _DECIMAL
+    number = float(text) if form.fullmatch(text) else -1.0
     if not least <= number <= most:
         kind = "a whole number" if whole else "a number"
         raise ParameterInvalid(
