@@ -2,12 +2,18 @@
 
 _.__signature__  # typer makes flags of it
 _.__annotations__
-_.lifespan  # uvicorn's server
-_.should_exit
 _.grpc  # `mill config show` prints every field of Settings by its name in the table
 _.kafka
 _.retriable  # clients read it
 _.peer_values  # in the JSON of `mill bench`
 _.eof_received  # the event loop calls it
+_.on_url  # the HTTP parser calls these
+_.on_header
+_.on_body
+_.on_message_complete
+_.on_response_complete  # uvicorn calls it
+_.default_headers
+_.more_body
 _.keep_alive  # uvicorn's cycles
 _.disconnected
+before_call  # schemathesis

@@ -93,12 +93,18 @@ class BrokerProcess:
 
     def url(self, path: str, *, listener: str = "http") -> str:
         wait_until(lambda: self._address(listener), f"the listener {listener}")
-        return f"http://{self._address(listener)}{path}"
+        scheme = "https" if self.messages("listening")[0]["tls"] else "http"
+        return f"{scheme}://{self._address(listener)}{path}"
 
     def get(
         self, path: str, *, listener: str = "http", headers: Mapping[str, str] | None = None
     ) -> httpx.Response:
         return httpx.get(self.url(path, listener=listener), headers=dict(headers or {}))
+
+    def put(self, path: str, page: object) -> httpx.Response:
+        answer = httpx.put(self.url(path), json=page)
+        assert answer.status_code == 200, answer.text
+        return answer
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and wait for the end; answers the exit code."""

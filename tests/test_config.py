@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from millstream.config import BY_NAME, TABLE, Settings, load_settings, settings_in_force
 from millstream.config_file import FILE_BYTES_MAX
 from millstream.errors import SettingInvalid
-from millstream.kinds import Address, Duration, ListenAddress, Size, show_duration, show_size
+from millstream.kinds import Address, Duration, File, ListenAddress, Size, show_duration, show_size
 
 NOTHING: Mapping[str, str] = {}
 
@@ -265,3 +265,27 @@ def test_which_addresses_only_this_machine_reaches() -> None:
 def test_a_file_where_the_data_directory_should_be(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("")
     assert "is a file, not a directory" in complaint(flags={"data": str(tmp_path / "data")})
+
+
+def test_a_file_is_there_or_is_not_named(tmp_path: Path) -> None:
+    kind = File()
+    assert kind.parse("") is None
+    (tmp_path / "cert.pem").write_text("")
+    path = str(tmp_path / "cert.pem")
+    assert kind.parse(path) == path
+    assert kind.show(path) == path
+    assert kind.show(None) == ""
+    for text, why in (
+        (str(tmp_path), "is a directory"),
+        (str(tmp_path / "absent"), "is not there"),
+        ("a\0b", "NUL"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            kind.parse(text)
+
+
+@pytest.mark.parametrize(("named", "missing"), [("tls_cert", "tls_key"), ("tls_key", "tls_cert")])
+def test_a_certificate_and_its_key_come_together(tmp_path: Path, named: str, missing: str) -> None:
+    (tmp_path / "file.pem").write_text("")
+    with pytest.raises(SettingInvalid, match=f"{missing} = '' .default. is missing while {named}"):
+        load_settings(flags={named: str(tmp_path / "file.pem")}, environment={})

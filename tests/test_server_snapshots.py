@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+import sys
 from pathlib import Path
 
 import httpx
+import pytest
 
 from broker_process import BrokerProcess, wait_until
 
@@ -88,3 +90,50 @@ def test_a_start_that_fails_takes_nothing_away(tmp_path: Path) -> None:
     (tmp_path / "data" / "format").write_text("millstream 1\n")
     with BrokerProcess(str(tmp_path), *AT_STOP) as broker:
         assert taken(broker.wait_until_ready(), "emails") == ["1"]
+
+
+def test_limits_of_the_default_queue_outlive_a_restart(tmp_path: Path) -> None:
+    with BrokerProcess(str(tmp_path), *AT_STOP) as broker:
+        url = broker.wait_until_ready().url("/queues/default")
+        httpx.put(url, json={"capacity": 5, "max_bytes": 500})
+        assert broker.stop() == 0
+    with BrokerProcess(str(tmp_path), *AT_STOP) as broker:
+        page = broker.wait_until_ready().get("/queues/default").json()
+        assert (page["capacity"], page["max_bytes"]) == (5, 500)
+
+
+# ---- a disk that hangs: nothing ends by itself, so a stop that waited would not end in a test
+
+
+HANGING = """
+import threading
+from millstream.cli.main import main
+from millstream.log.snapshot import SnapshotFolder
+
+SnapshotFolder.{operation} = lambda *_: threading.Event().wait()
+main()
+"""
+
+
+def hanging(tmp_path: Path, operation: str) -> BrokerProcess:
+    program = (sys.executable, "-c", HANGING.format(operation=operation))
+    flags = (*AT_STOP, "--drain-timeout", "1s")
+    return BrokerProcess(str(tmp_path), *flags, program=program)
+
+
+def test_a_disk_that_hangs_while_queues_are_written_does_not_hold_up_the_stop(
+    tmp_path: Path,
+) -> None:
+    with hanging(tmp_path, "write") as broker:
+        enqueue(broker.wait_until_ready(), "emails", "1")
+        with pytest.raises(httpx.TimeoutException):
+            httpx.post(broker.url("/queues/emails/persist"), timeout=0.5)
+        assert broker.stop() == 0
+        assert "the disk took more than" in broker.messages("queues not kept")[0]["why"]
+
+
+def test_a_disk_that_hangs_while_queues_are_read_does_not_hold_up_the_stop(tmp_path: Path) -> None:
+    with hanging(tmp_path, "names") as broker:
+        assert broker.get("/livez", listener="metrics").status_code == 200
+        assert broker.stop() == 0
+        assert not broker.messages("ready")

@@ -22,6 +22,7 @@ from millstream.kinds import (
     Choice,
     Directory,
     Duration,
+    File,
     HostNames,
     Integer,
     Kind,
@@ -34,9 +35,16 @@ from millstream.kinds import (
 ENVIRONMENT_PREFIX = "MILLSTREAM_"
 ENVIRONMENT_CONFIG = "MILLSTREAM_CONFIG"
 # Variables with our prefix that are not settings: the settings file, the broker that `mill` talks
-# to, and the switches of the build and the tests.
+# to and whom it trusts, and the switches of the build and the tests.
 ENVIRONMENT_OTHERS = frozenset(
-    {ENVIRONMENT_CONFIG, "MILLSTREAM_SERVER", "MILLSTREAM_PURE", "MILLSTREAM_FAULTS"}
+    {
+        ENVIRONMENT_CONFIG,
+        "MILLSTREAM_SERVER",
+        "MILLSTREAM_CA",
+        "MILLSTREAM_PURE",
+        "MILLSTREAM_FAULTS",
+        "MILLSTREAM_SOAK",
+    }
 )
 
 SECOND_MS = 1_000
@@ -83,6 +91,9 @@ class Settings:
     kafka: Address | None
     metrics: Address | None
     allowed_hosts: tuple[str, ...]
+    connections_max: int | None
+    tls_cert: str | None
+    tls_key: str | None
 
     queue_capacity: int
     queue_bytes_max: int
@@ -95,6 +106,7 @@ class Settings:
 
     log_level: Literal["debug", "info", "warning", "error"]
     log_format: Literal["json", "pretty", "auto"]
+    request_log: Literal["on", "off"]
 
     fsync: Literal["every", "interval", "none"]
     fsync_interval_ms: int
@@ -150,7 +162,8 @@ _THE_BROKER = _section(
         Duration(0, HOUR_MS),
         "10s",
         "How long a broker that was told to stop lets requests end before it closes their "
-        "connections. Longer is kinder to clients; a service manager must wait at least as long.",
+        "connections. Longer is kinder to clients. What is left of it, and at least 5 seconds, is "
+        "for `snapshot_at_stop`; a service manager must wait that much longer.",
     ),
     (
         "open_files",
@@ -205,6 +218,33 @@ _LISTENERS = _section(
         "is refused, so that no web page can reach the broker through a name of its own. A "
         "leading dot takes in all names below it; `*` allows every name.",
     ),
+    (
+        "connections_max",
+        "connections_max",
+        Integer(1, 2**31 - 1, otherwise="auto"),
+        "auto",
+        "How many connections `http` has open at a time, WebSockets among them. One more is "
+        "answered with 503 and `too_many_connections`, and closed. `auto` is four fifths of what "
+        "`open_files` comes to, so that the broker can always open its own files.",
+    ),
+    (
+        "tls_cert",
+        "tls_cert",
+        File(),
+        "",
+        "A file with the broker's certificate and those between it and its authority, in PEM. "
+        "With it, `http` and `metrics` speak TLS (1.2 or newer) and nothing else. The files are "
+        "read again at SIGHUP: new connections then get the new certificate; a pair that cannot "
+        "be used is refused with a message, and the old one stays.",
+    ),
+    (
+        "tls_key",
+        "tls_key",
+        File(),
+        "",
+        "The file with the certificate's private key, in PEM, without a passphrase. Keep it "
+        "readable for the broker's user alone.",
+    ),
 )
 
 _LOGS = _section(
@@ -223,6 +263,15 @@ _LOGS = _section(
         "auto",
         "How they are written, to standard error. `json` is one object a line, `pretty` is for "
         "people, `auto` is pretty on a terminal and JSON elsewhere.",
+    ),
+    (
+        "request_log",
+        "request_log",
+        Choice(("on", "off")),
+        "off",
+        "Whether each HTTP request is a message too: method, path, status, bytes, duration and "
+        "who asked, at the level `info`. It costs a good part of the request rate, so it is for "
+        "finding things out.",
     ),
 )
 
@@ -564,6 +613,20 @@ _CHECKS: tuple[_Check, ...] = (
         lambda v: v["metrics"] is None or v["metrics"].port == 0 or v["metrics"] != v["http"],
         "is where http listens too",
         lambda _: "use another port, or `off`: HTTP answers /metrics as well",
+    ),
+    (
+        "tls_cert",
+        ("tls_cert", "tls_key"),
+        lambda v: v["tls_cert"] is not None or v["tls_key"] is None,
+        "is missing while tls_key is set",
+        lambda _: "use both, or none",
+    ),
+    (
+        "tls_key",
+        ("tls_cert", "tls_key"),
+        lambda v: v["tls_key"] is not None or v["tls_cert"] is None,
+        "is missing while tls_cert is set",
+        lambda _: "use both, or none",
     ),
 )
 

@@ -185,6 +185,28 @@ class Directory:
 
 
 @dataclass(frozen=True, slots=True)
+class File:
+    """A file that is there, kept as an absolute path. None, written as nothing, is no file."""
+
+    expects: str = "the path of a file, or nothing"
+
+    def parse(self, text: str) -> str | None:
+        if not text:
+            return None
+        if "\0" in text:
+            raise ValueError("has a NUL character")
+        path = os.path.abspath(os.path.expanduser(text))
+        if os.path.isdir(path):
+            raise ValueError("is a directory, not a file")
+        if not os.path.exists(path):
+            raise ValueError("is not there")
+        return path
+
+    def show(self, value: object) -> str:
+        return "" if value is None else str(value)
+
+
+@dataclass(frozen=True, slots=True)
 class ListenAddress:
     """HOST:PORT, or `off`, which is None."""
 

@@ -31,6 +31,8 @@ from millstream.listeners.http.app import http_app, metrics_app
 from millstream.listeners.http.guard import Guard, guard_metrics
 from millstream.listeners.http.listener import HttpListener
 from millstream.listeners.http.queue_lane import BodyLimits, QueueLane
+from millstream.listeners.http.request_log import LoggedApp, LoggedRoutes
+from millstream.listeners.http.tls import Certificates
 from millstream.log.disk import SystemDisk
 from millstream.log.partition import PartitionSettings
 from millstream.log.segment import Intervals
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from millstream.config import Settings
+    from millstream.listeners.http.lane import HotRoutes
 
 LOCK_FILE = "lock"
 SNAPSHOT_FOLDER = "snapshots"
@@ -57,8 +60,12 @@ OWN_SNAPSHOT_FOLDER = ".own"
 JOURNAL_FILES = 4
 # An engine that is told to stop gets at least this long, also when requests used up the drain.
 ENGINE_STOP_SECONDS_MIN = 1.0
+# And so long to write the queues, when that is asked for: a gigabyte takes about three seconds.
+SNAPSHOT_STOP_SECONDS_MIN = 5.0
 # The health pages answer in microseconds; a request that takes longer is not being sent.
 METRICS_STOP_SECONDS = 0.5
+# Whoever watches has a connection or two.
+METRICS_CONNECTIONS_MAX = 100
 
 log = get_logger("server")
 
@@ -100,6 +107,13 @@ def open_snapshots(settings: Settings, queues: Queues) -> Snapshots:
     own = os.path.join(asked, OWN_SNAPSHOT_FOLDER)
     disk = SystemDisk()
     return Snapshots(queues, SnapshotFolder(disk, asked), SnapshotFolder(disk, own))
+
+
+def read_certificates(settings: Settings) -> Certificates | None:
+    """None without TLS. The settings come in pairs, which is checked where they are read."""
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    return Certificates(settings.tls_cert, settings.tls_key)
 
 
 def _address_of(bound: socket.socket) -> str:
@@ -188,6 +202,8 @@ class Server:
         self._keeping: asyncio.Task[None] | None = None
         self._lane: QueueLane | None = None
         self._guards: list[Guard] = []
+        self._certificates = read_certificates(settings)
+        self._connections_max = METRICS_CONNECTIONS_MAX
         self._metrics.register(lambda: guard_metrics(self._guards))
 
     async def run(self) -> None:
@@ -197,6 +213,7 @@ class Server:
         for warning in settings.warnings:
             log.warning(warning)
         open_files = raise_open_files(settings.open_files)
+        self._connections_max = settings.connections_max or open_files * 4 // 5
         log.info(
             "starting",
             version=millstream.__version__,
@@ -231,7 +248,8 @@ class Server:
                 return
         except OSError as error:
             raise _data_unusable(self._settings, error) from error
-        await self._restore_queues()
+        if not await self._unless_stopped(self._restore_queues()):
+            return
         if "http" in listeners:
             await listeners["http"].start()
         self._warn_of_open_doors()
@@ -255,7 +273,8 @@ class Server:
         if self._keeping is not None:
             self._keeping.cancel()
         if self._settings.snapshot_at_stop == "on":
-            await self._keep_queues()
+            rest = max(deadline - self._clock.monotonic(), SNAPSHOT_STOP_SECONDS_MIN)
+            await self._keep_queues(within_seconds=rest)
         rest = max(deadline - self._clock.monotonic(), ENGINE_STOP_SECONDS_MIN)
         try:
             await asyncio.wait_for(engine.stop(), rest)
@@ -283,9 +302,12 @@ class Server:
             await asyncio.sleep(seconds)
             await self._keep_queues()
 
-    async def _keep_queues(self) -> None:
+    async def _keep_queues(self, within_seconds: float | None = None) -> None:
         try:
-            kept = await self._snapshots.keep()
+            async with asyncio.timeout(within_seconds):
+                kept = await self._snapshots.keep()
+        except TimeoutError:
+            log.error("queues not kept", why=f"the disk took more than {within_seconds:.0f} s")
         except MillstreamError as error:
             # The broker goes on: its queues are in memory, and the next time may be better.
             log.error("queues not kept", why=error.message)
@@ -314,11 +336,34 @@ class Server:
         limits = BodyLimits(settings.message_bytes_max, settings.body_bytes_max)
         self._lane = QueueLane(self._queues, timers, guard, limits)
         self._metrics.register(self._lane.metrics)
-        return HttpListener(guard, bound, name="http", address=_address_of(bound), lane=self._lane)
+        return self._listener(guard, bound, self._connections_max, self._lane)
 
     def _metrics_listener(self, bound: socket.socket) -> HttpListener:
         guard = self._guard(metrics_app(self._status, self._metrics, self._queues), "metrics")
-        return HttpListener(guard, bound, name="metrics", address=_address_of(bound))
+        return self._listener(guard, bound, METRICS_CONNECTIONS_MAX)
+
+    def _listener(
+        self,
+        guard: Guard,
+        bound: socket.socket,
+        connections_max: int,
+        lane: HotRoutes | None = None,
+    ) -> HttpListener:
+        certificates = self._certificates
+        tls = certificates.context if certificates is not None else None
+        app: ASGIApp = guard
+        if self._settings.request_log == "on":
+            app = LoggedApp(guard)
+            lane = LoggedRoutes(lane) if lane is not None else None
+        return HttpListener(
+            app,
+            bound,
+            name=guard.listener,
+            address=_address_of(bound),
+            lane=lane,
+            tls=tls,
+            connections_max=connections_max,
+        )
 
     def _guard(self, app: ASGIApp, listener: str) -> Guard:
         settings = self._settings
@@ -352,6 +397,18 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, self._on_reload)
+
+    def _on_reload(self) -> None:
+        if self._certificates is None:
+            log.info("nothing to read again: there is no TLS")
+            return
+        try:
+            self._certificates.reload()
+        except SettingInvalid as error:
+            log.error("certificate refused, the old one stays", why=error.message)
+        else:
+            log.info("certificate read again")
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._stop.is_set():

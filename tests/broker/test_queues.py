@@ -1,13 +1,8 @@
-"""Queues against a plain list, and who waits for what."""
+"""Queues: their order, their limits, and who waits for what."""
 
 from __future__ import annotations
 
-from collections import deque
-
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from millstream.broker.queues import Message, Queue, QueueLimits, Queues
 from millstream.errors import (
@@ -135,66 +130,3 @@ def test_deleting_a_queue_ends_the_wait_of_its_waiters() -> None:
     assert waiter.taken == [[]]
     with pytest.raises(QueueUnknown):
         queues.get("q")
-
-
-class Machine(RuleBasedStateMachine):
-    """One queue of many operations, and a deque that does the same."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.queues, self.queue = make()
-        self.model: deque[bytes] = deque()
-        self.waiting: deque[Taker] = deque()
-        self.number = 0
-
-    def next_body(self, size: int) -> bytes:
-        self.number += 1
-        return (b"%d" % self.number).ljust(size, b".")
-
-    @rule(size=st.integers(1, 20))
-    def enqueue(self, size: int) -> None:
-        body = self.next_body(size)
-        fits = len(self.model) < 5 and sum(map(len, self.model)) + len(body) <= 50
-        if self.waiting:
-            self.queues.enqueue(self.queue, body, is_json=False)
-            assert self.waiting.popleft().taken == [[body]]
-        elif fits:
-            self.queues.enqueue(self.queue, body, is_json=False)
-            self.model.append(body)
-        else:
-            with pytest.raises(QueueFull):
-                self.queues.enqueue(self.queue, body, is_json=False)
-
-    @rule(count=st.integers(1, 4))
-    def dequeue(self, count: int) -> None:
-        expected = [self.model.popleft() for _ in range(min(count, len(self.model)))]
-        assert bodies(self.queues.dequeue(self.queue, count)) == expected
-
-    @rule()
-    def wait(self) -> None:
-        taker = Taker()
-        self.queues.wait(self.queue, taker)
-        if self.model:
-            assert taker.taken == [[self.model.popleft()]]
-        else:
-            self.waiting.append(taker)
-
-    @rule()
-    def leave(self) -> None:
-        if self.waiting:
-            assert self.queues.leave(self.queue, self.waiting.pop())
-
-    @rule()
-    def clear(self) -> None:
-        assert self.queues.clear(self.queue) == len(self.model)
-        self.model.clear()
-
-    @invariant()
-    def counts_are_right(self) -> None:
-        assert len(self.queue) == len(self.model)
-        assert self.queue.bytes == self.queues.bytes == sum(map(len, self.model))
-        assert len(self.queue.waiters) == len(self.waiting)
-
-
-Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
-TestQueueModel = Machine.TestCase

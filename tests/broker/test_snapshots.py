@@ -69,6 +69,23 @@ def test_a_queue_comes_back_as_it_was() -> None:
     assert (queue.bytes, broker.queues.bytes) == (6, 6)
 
 
+@pytest.mark.parametrize("file", ["e.snapshot", "e.json"])
+def test_persist_and_load_say_the_same_of_a_file(file: str) -> None:
+    broker = Broker()
+    broker.queue("emails", b"1", b"22")
+    written = run(broker.snapshots.persist("emails", file))
+    assert run(broker.snapshots.load("emails", file)) == written
+    assert written.file_bytes == len(broker.disk.files()[f"{ASKED}/{file}"])
+
+
+@pytest.mark.parametrize("name", [".hidden", "...", "x" * 255])
+def test_every_queue_has_a_file_of_its_own_by_default(name: str) -> None:
+    broker = Broker()
+    broker.queue(name, b"1")
+    done = run(broker.snapshots.persist(name, None))
+    assert run(broker.snapshots.load(name, None)) == done
+
+
 def test_without_a_name_the_file_is_called_like_the_queue() -> None:
     broker = Broker()
     broker.queue("emails", b"1")
@@ -279,6 +296,56 @@ def test_all_queues_outlive_a_restart() -> None:
     }
     assert broker.held("emails") == [b"1", b"2"]
     assert broker.queues.get("emails").capacity == 5
+
+
+def restarted(first: Broker, **limits: int) -> Broker:
+    async def scenario(broker: Broker) -> None:
+        await broker.snapshots.restore()
+        await broker.snapshots.keep()
+
+    run(scenario(first))
+    return Broker(first.disk, **limits)
+
+
+def test_limits_that_somebody_asked_for_outlive_a_restart_also_of_a_queue_that_is_there() -> None:
+    first = Broker()
+    first.queue("default", b"1")
+    first.queues.configure("default", 5, 50)
+    broker = restarted(first)
+    default = broker.queue("default")
+    run(broker.snapshots.restore())
+    assert (default.capacity, default.bytes_max) == (5, 50)
+    assert broker.held("default") == [b"1"]
+
+
+def test_limits_that_nobody_asked_for_are_those_of_the_settings_now() -> None:
+    first = Broker(capacity=10)
+    first.queue("q", b"1")
+    first.queues.configure("q", None, 50)
+    broker = restarted(first, capacity=20, bytes_max=70)
+    run(broker.snapshots.restore())
+    queue = broker.queues.get("q")
+    assert (queue.capacity, queue.bytes_max) == (20, 50)
+
+
+def test_a_restart_with_smaller_limits_takes_nothing_away() -> None:
+    first = Broker()
+    first.queue("q", b"1", b"2", b"33")
+    broker = restarted(first, capacity=1, bytes_max=1, message_bytes_max=1)
+    restored, refused = run(broker.snapshots.restore())
+    assert ([one.messages for one in restored], refused) == ([3], [])
+    assert broker.held("q") == [b"1", b"2", b"33"]
+    with pytest.raises(QueueFull):
+        broker.queue("q", b"4")
+
+
+def test_a_restart_keeps_within_the_memory_of_all_queues() -> None:
+    first = Broker()
+    first.queue("q", b"12345")
+    broker = restarted(first, total_bytes_max=4)
+    restored, refused = run(broker.snapshots.restore())
+    assert (restored, len(refused)) == ([], 1)
+    assert broker.queues.bytes == 0
 
 
 def test_only_what_changed_is_written_again() -> None:

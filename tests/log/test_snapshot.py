@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import sys
 from random import Random
 
 import pytest
@@ -245,6 +246,62 @@ def test_json_beyond_its_limit_is_refused_and_leaves_nothing(
         files.read("large.json", any_size)
 
 
+# ---- JSON that is large
+
+
+LARGE = snapshot(
+    *((b"\x00\xff" * 500, RAW) for _ in range(300)), (b'{"a":\n{"b": "\xc3\xa4"}}', JSON)
+)
+
+
+def test_large_json_is_read_by_a_child() -> None:
+    files = folder()
+    assert files.write("q.json", LARGE) > snapshots.JSON_INLINE_BYTES
+    assert files.read("q.json", any_size) == LARGE
+
+
+@pytest.mark.parametrize("inline_bytes", [0, 1 << 30])
+@pytest.mark.parametrize(
+    ("payload", "why"),
+    [
+        (b'"\xff"', "utf-8"),
+        (b"[" * 100_000 + b"]" * 100_000, "nested too deeply"),
+        (b"1 2", "malformed"),
+        (b'"%%%", "encoding": "base64"', "not base64"),
+    ],
+)
+def test_what_is_wrong_with_json_is_said_whoever_reads_it(
+    monkeypatch: pytest.MonkeyPatch, inline_bytes: int, payload: bytes, why: str
+) -> None:
+    monkeypatch.setattr(snapshots, "JSON_INLINE_BYTES", inline_bytes)
+    files, disk = written()
+    head = b'{"queue_name":"q","messages":[{"enqueued_at":1,"payload":'
+    disk.put(f"{FOLDER}/q.json", head + payload + b"}]}")
+    with pytest.raises(SnapshotInvalid, match=why):
+        files.read("q.json", any_size)
+
+
+def test_large_json_that_has_no_room_is_refused() -> None:
+    files = folder()
+    files.write("q.json", LARGE)
+
+    def refuse(facts: Facts) -> None:
+        raise QueueFull(f"{facts.messages} messages")
+
+    with pytest.raises(QueueFull, match="301 messages"):
+        files.read("q.json", refuse)
+
+
+def test_a_child_that_dies_is_a_failure_and_not_the_fault_of_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = folder()
+    files.write("q.json", LARGE)
+    monkeypatch.setattr(sys, "executable", "false")
+    with pytest.raises(SnapshotFailed):
+        files.read("q.json", any_size)
+
+
 # ---- the plug, and the disk
 
 
@@ -334,6 +391,7 @@ def test_other_failures_of_the_disk_are_errors_of_ours(monkeypatch: pytest.Monke
         ("read", lambda: files.read("q", any_size)),
         ("unlink", lambda: files.remove("q")),
         ("rename", lambda: files.set_aside("q")),
+        ("list_directory", files.names),
     ):
         with monkeypatch.context() as broken:
             broken.setattr(disk, operation, fail)

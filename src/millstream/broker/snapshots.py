@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from concurrent.futures import ThreadPoolExecutor
+import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from millstream.broker.queues import Contents, check_queue_name, queue_full
 from millstream.errors import MillstreamError, QueueUnknown
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 SUFFIX = ".snapshot"
-# In the names of the broker's own files, a longer queue name is replaced by its digest.
+# In the names of files, a longer queue name is replaced by its digest.
 PLAIN_NAME_MAX = 200
 
 
@@ -42,6 +44,8 @@ class Folder(Protocol):
     def write(self, name: str, snapshot: Snapshot) -> int: ...
 
     def read(self, name: str, check_room: RoomCheck) -> Snapshot: ...
+
+    def size(self, name: str) -> int: ...
 
     def remove(self, name: str) -> None: ...
 
@@ -55,8 +59,7 @@ class Done(NamedTuple):
     queue_name: str
     messages: int
     bytes: int
-    # Of the file; 0 for a load.
-    file_bytes: int = 0
+    file_bytes: int
 
 
 class Refused(NamedTuple):
@@ -78,7 +81,7 @@ class Snapshots:
         self._turn = asyncio.Lock()
         # One thread of its own: a request that is cancelled leaves its work running, and the next
         # must not run beside it.
-        self._thread = ThreadPoolExecutor(1, "snapshots")
+        self._worker = _Worker()
         # What the broker's own files hold, by file, so that a queue at rest is not written again.
         self._written: dict[str, object] = {}
         self._has_restored = False
@@ -87,7 +90,7 @@ class Snapshots:
 
     async def persist(self, name: str, file: str | None) -> Done:
         """Write what the queue holds now. SnapshotInvalid for a name that leads elsewhere."""
-        file = file if file is not None else name + SUFFIX
+        file = file if file is not None else default_file(name)
         check_file_name(file)
         self._queues.get(name)
         async with self._turn:
@@ -97,7 +100,7 @@ class Snapshots:
         """Replace what the queue holds by what the file holds, or leave it as it is and raise. A
         queue that is not there is made, with the limits that it had when it was persisted."""
         check_queue_name(name)
-        file = file if file is not None else name + SUFFIX
+        file = file if file is not None else default_file(name)
         check_file_name(file)
         async with self._turn:
             return await self._read(self._asked, file, name)
@@ -110,7 +113,7 @@ class Snapshots:
         async with self._turn:
             for file in await self._in_thread(self._own.names):
                 try:
-                    one = await self._read(self._own, file, None)
+                    one = await self._restore(file)
                     self._written[file] = _mark(self._queues.get(one.queue_name))
                     done.append(one)
                 except MillstreamError as error:
@@ -146,36 +149,47 @@ class Snapshots:
 
     async def _write(self, folder: Folder, file: str, queue: Queue) -> Done:
         bodies, stamps = queue.contents()
-        facts = Facts(queue.name, len(bodies), queue.bytes, queue.capacity, queue.bytes_max)
+        # Limits that nobody asked for are not written: a later start may have other settings.
+        own = (queue.own_capacity, queue.own_bytes_max)
+        facts = Facts(queue.name, len(bodies), queue.bytes, *own)
         size = await self._in_thread(folder.write, file, Snapshot(facts, bodies, stamps))
         return Done(file, facts.queue_name, facts.messages, facts.bytes, size)
 
-    async def _read(self, folder: Folder, file: str, name: str | None) -> Done:
-        """Into the queue of that name, or of the name in the file."""
+    async def _read(self, folder: Folder, file: str, name: str) -> Done:
+        """Into the queue of that name."""
         check_room = self._room_check(name)
-        facts, contents = await self._in_thread(_read_measured, folder, file, check_room)
-        name = name if name is not None else facts.queue_name
-        self._replace(name, facts, contents)
-        return Done(file, name, facts.messages, facts.bytes)
+        found = await self._in_thread(_read_measured, folder, file, check_room)
+        self._replace(name, found)
+        return found.done(file, name)
 
-    def _room_check(self, name: str | None) -> RoomCheck:
+    async def _restore(self, file: str) -> Done:
+        """Into the queue of the name in the file, with the limits it had."""
+        found = await self._in_thread(_read_measured, self._own, file, _no_check)
+        facts = found.facts
+        check_queue_name(facts.queue_name)
+        self._queues.configure(facts.queue_name, facts.capacity or None, facts.bytes_max or None)
+        queue = self._queues.get(facts.queue_name)
+        self._queues.replace(queue, found.contents, is_restored=True)
+        return found.done(file, facts.queue_name)
+
+    def _room_check(self, name: str) -> RoomCheck:
         """For the thread: a large file that does not fit is refused by its first bytes."""
         limits = self._queues.limits
         queue = None
-        if name is not None:
-            with suppress(QueueUnknown):
-                queue = self._queues.get(name)
+        with suppress(QueueUnknown):
+            queue = self._queues.get(name)
         given = (queue.capacity, queue.bytes_max) if queue is not None else None
 
         def check(facts: Facts) -> None:
             own = (facts.capacity or limits.capacity, facts.bytes_max or limits.bytes_max)
             capacity, bytes_max = given or own
             if facts.messages > capacity or facts.bytes > min(bytes_max, limits.total_bytes_max):
-                raise queue_full(name or facts.queue_name, capacity, bytes_max)
+                raise queue_full(name, capacity, bytes_max)
 
         return check
 
-    def _replace(self, name: str, facts: Facts, contents: Contents) -> None:
+    def _replace(self, name: str, found: _Found) -> None:
+        facts, contents, _ = found
         try:
             queue = self._queues.get(name)
         except QueueUnknown:
@@ -189,14 +203,81 @@ class Snapshots:
             self._queues.replace(queue, contents)
 
     async def _in_thread(self, call: Callable[..., Result], *arguments: object) -> Result:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, call, *arguments)
+        return await self._worker.run(lambda: call(*arguments))
 
 
-def _read_measured(folder: Folder, file: str, check_room: RoomCheck) -> tuple[Facts, Contents]:
+class _Found(NamedTuple):
+    """What a file holds."""
+
+    facts: Facts
+    contents: Contents
+    file_bytes: int
+
+    def done(self, file: str, name: str) -> Done:
+        return Done(file, name, self.facts.messages, self.facts.bytes, self.file_bytes)
+
+
+def _read_measured(folder: Folder, file: str, check_room: RoomCheck) -> _Found:
     facts, bodies, stamps = folder.read(file, check_room)
     lengths = [*map(len, bodies)]
-    return facts, Contents(bodies, stamps, sum(lengths), max(lengths, default=0))
+    contents = Contents(bodies, stamps, sum(lengths), max(lengths, default=0))
+    return _Found(facts, contents, folder.size(file))
+
+
+def _no_check(facts: Facts) -> None:
+    """What the broker wrote fitted into it once; the limit of all queues is looked at later."""
+    del facts
+
+
+class _Worker:
+    """One thread, which does one thing after the other.
+
+    A daemon, unlike those of an executor: when a disk hangs, the process must be able to end
+    without it.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._turn, name="snapshots", daemon=True)
+            self._thread.start()
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Result] = loop.create_future()
+
+        def job() -> None:
+            try:
+                outcome: Callable[[], None] = partial(_settle, done, work(), None)
+            except BaseException as error:  # noqa: BLE001  handed to who waits
+                outcome = partial(_settle, done, None, error)
+            # A loop that is closed has nobody who waits.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(outcome)
+
+        self._jobs.put(job)
+        return await done
+
+    def _turn(self) -> None:
+        while True:
+            self._jobs.get()()
+
+
+def _settle(done: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
+    if done.cancelled():
+        return
+    if error is None:
+        done.set_result(result)
+    else:
+        done.set_exception(error)
+
+
+def default_file(queue_name: str) -> str:
+    """The file of a queue whose user names none."""
+    if len(queue_name) > PLAIN_NAME_MAX or queue_name.startswith("."):
+        return _digest(queue_name) + SUFFIX
+    return queue_name + SUFFIX
 
 
 def own_file(queue_name: str) -> str:
@@ -204,7 +285,11 @@ def own_file(queue_name: str) -> str:
     if len(queue_name) <= PLAIN_NAME_MAX:
         # A name may begin with a dot, which a file may not.
         return f"_{queue_name}{SUFFIX}"
-    return f"{hashlib.sha256(queue_name.encode()).hexdigest()}{SUFFIX}"
+    return _digest(queue_name) + SUFFIX
+
+
+def _digest(queue_name: str) -> str:
+    return hashlib.sha256(queue_name.encode()).hexdigest()
 
 
 def _mark(queue: Queue) -> object:

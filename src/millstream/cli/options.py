@@ -21,6 +21,7 @@ _METAVARS: dict[type, str] = {
     kinds.AbsentListener: "off",
     kinds.Directory: "DIR",
     kinds.Duration: "DURATION",
+    kinds.File: "FILE",
     kinds.HostNames: "NAMES",
     kinds.Integer: "NUMBER",
     kinds.ListenAddress: "HOST:PORT|off",

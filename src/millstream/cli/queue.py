@@ -7,12 +7,13 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Optional
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import msgspec
 import typer
 
-from millstream.cli.remote import DEFAULT_SERVER, Remote, Server
+from millstream.broker.queues import check_queue_name
+from millstream.cli.remote import DEFAULT_SERVER, Ca, Remote, Server
 from millstream.errors import BodyInvalid, MillstreamError, SettingInvalid
 from millstream.kinds import Size
 
@@ -48,9 +49,9 @@ File = Annotated[
 
 
 @app.command("list")
-def list_queues(server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
+def list_queues(server: Server = DEFAULT_SERVER, ca: Ca = None, as_json: Json = False) -> None:
     """Print all queues, one a line."""
-    queues = Remote(server).call("GET", "/queues").json()["queues"]
+    queues = Remote(server, ca).call("GET", "/queues").json()["queues"]
     if as_json:
         _print_json(queues)
         return
@@ -72,21 +73,23 @@ def create(
         Optional[str],  # noqa: UP045  read at run time
         typer.Option("--max-bytes", metavar="SIZE", help="How many bytes, such as 64M."),
     ] = None,
+    *,
     server: Server = DEFAULT_SERVER,
+    ca: Ca = None,
     as_json: Json = False,
 ) -> None:
     """Make a queue, or change the limits of one that is there."""
     limits: dict[str, int] = {} if capacity is None else {"capacity": capacity}
     if max_bytes is not None:
         limits["max_bytes"] = _size(max_bytes)
-    reply = Remote(server).call("PUT", _path(name), msgspec.json.encode(limits))
+    reply = Remote(server, ca).call("PUT", _path(name), msgspec.json.encode(limits))
     _print_page(reply.json(), as_json)
 
 
 @app.command()
-def show(name: Name, server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
+def show(name: Name, server: Server = DEFAULT_SERVER, ca: Ca = None, as_json: Json = False) -> None:
     """Print what there is to know of a queue."""
-    _print_page(Remote(server).call("GET", _path(name)).json(), as_json)
+    _print_page(Remote(server, ca).call("GET", _path(name)).json(), as_json)
 
 
 @app.command()
@@ -99,7 +102,9 @@ def enqueue(
     is_json: Annotated[
         bool, typer.Option("--payload", help="Messages are JSON, not bytes; the broker checks it.")
     ] = False,
+    *,
     server: Server = DEFAULT_SERVER,
+    ca: Ca = None,
     as_json: Json = False,
 ) -> None:
     """Append a message, or each line of a pipe.
@@ -109,7 +114,7 @@ def enqueue(
     if message is None and sys.stdin.isatty():
         raise typer.BadParameter("give a message, or pipe lines into this command")
     messages = _lines() if message is None else iter([message.encode()])
-    remote, count = Remote(server), 0
+    remote, count = Remote(server, ca), 0
     try:
         for done in _send(remote, name, messages, is_json):
             count += done
@@ -133,7 +138,9 @@ def dequeue(
         float,
         typer.Option("--timeout", metavar="SECONDS", min=0, max=30, help="Wait for the first."),
     ] = 0.0,
+    *,
     server: Server = DEFAULT_SERVER,
+    ca: Ca = None,
     as_json: Json = False,
 ) -> None:
     """Take the oldest messages and print them, one a line.
@@ -141,7 +148,7 @@ def dequeue(
     Ends with 3 when there is none.
     """
     path = f"{_path(name)}/dequeue?max={count}&timeout={timeout:g}"
-    reply = Remote(server).call("GET", path, wait_s=timeout)
+    reply = Remote(server, ca).call("GET", path, wait_s=timeout)
     if reply.status == 204:
         raise typer.Exit(EXIT_EMPTY)
     sys.stdout.flush()
@@ -152,27 +159,34 @@ def dequeue(
 
 
 @app.command()
-def clear(name: Name, server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
+def clear(
+    name: Name, server: Server = DEFAULT_SERVER, ca: Ca = None, as_json: Json = False
+) -> None:
     """Drop all messages of a queue."""
-    page = Remote(server).call("POST", f"{_path(name)}/clear").json()
+    page = Remote(server, ca).call("POST", f"{_path(name)}/clear").json()
     if as_json:
         _print_json(page)
     else:
-        print(f"cleared {page['cleared']}")
+        print(f"cleared {page['messages']}")
 
 
 @app.command()
-def delete(name: Name, server: Server = DEFAULT_SERVER) -> None:
+def delete(name: Name, server: Server = DEFAULT_SERVER, ca: Ca = None) -> None:
     """Remove a queue with its messages."""
-    Remote(server).call("DELETE", _path(name))
+    Remote(server, ca).call("DELETE", _path(name))
 
 
 @app.command()
 def persist(
-    name: Name, file: File = None, server: Server = DEFAULT_SERVER, as_json: Json = False
+    name: Name,
+    file: File = None,
+    *,
+    server: Server = DEFAULT_SERVER,
+    ca: Ca = None,
+    as_json: Json = False,
 ) -> None:
     """Write what a queue holds to a file of the broker."""
-    page = Remote(server).call("POST", f"{_path(name)}/persist{_query(file)}").json()
+    page = Remote(server, ca).call("POST", f"{_path(name)}/persist{_query(file)}").json()
     if as_json:
         _print_json(page)
     else:
@@ -181,10 +195,15 @@ def persist(
 
 @app.command()
 def load(
-    name: Name, file: File = None, server: Server = DEFAULT_SERVER, as_json: Json = False
+    name: Name,
+    file: File = None,
+    *,
+    server: Server = DEFAULT_SERVER,
+    ca: Ca = None,
+    as_json: Json = False,
 ) -> None:
     """Replace what a queue holds by what such a file holds."""
-    page = Remote(server).call("POST", f"{_path(name)}/load{_query(file)}").json()
+    page = Remote(server, ca).call("POST", f"{_path(name)}/load{_query(file)}").json()
     if as_json:
         _print_json(page)
     else:
@@ -201,11 +220,12 @@ def watch(
         typer.Option("--count", metavar="N", min=1, help="Look so often, then end."),
     ] = None,
     server: Server = DEFAULT_SERVER,
+    ca: Ca = None,
 ) -> None:
     """Show all queues as a live table, with their rates, until Ctrl-C."""
     from rich.live import Live
 
-    remote = Remote(server)
+    remote = Remote(server, ca)
     before: dict[str, Any] = {}
     last_s = time.monotonic()
     with Live(auto_refresh=False) as live:
@@ -332,7 +352,9 @@ def _print_json(page: object) -> None:
 
 
 def _path(name: str) -> str:
-    return f"/queues/{quote(name, safe='')}"
+    """Looked at before it is sent: a name such as `a/b` would be a path of something else."""
+    check_queue_name(name)
+    return f"/queues/{name}"
 
 
 def _query(file: str | None) -> str:

@@ -5,7 +5,8 @@ and work where only the light client is installed.
 from __future__ import annotations
 
 import http.client
-from typing import Annotated, Any, NamedTuple
+import ssl
+from typing import Annotated, Any, NamedTuple, Optional
 from urllib.parse import urlsplit
 
 import msgspec
@@ -24,6 +25,16 @@ Server = Annotated[
         "--server", metavar="URL", envvar="MILLSTREAM_SERVER", help="Where the broker is."
     ),
 ]
+Ca = Annotated[
+    Optional[str],  # noqa: UP045  read at run time
+    typer.Option(
+        "--ca",
+        metavar="FILE",
+        envvar="MILLSTREAM_CA",
+        help="For https: whose certificates are trusted, in PEM. By default those that this "
+        "system trusts.",
+    ),
+]
 
 
 class Reply(NamedTuple):
@@ -37,9 +48,9 @@ class Reply(NamedTuple):
 class Remote:
     """A broker somewhere, over one connection that is kept open."""
 
-    def __init__(self, server: str) -> None:
+    def __init__(self, server: str, ca: str | None = None) -> None:
         self.server = server.rstrip("/")
-        self._connection = _connection(self.server)
+        self._connection = _connection(self.server, ca)
 
     def call(
         self,
@@ -65,11 +76,22 @@ class Remote:
         return reply
 
     def _unreachable(self, error: Exception) -> BrokerUnreachable:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return BrokerUnreachable(
+                f"the certificate of {self.server} is not trusted: {error.verify_message}; name "
+                "who signed it with --ca or MILLSTREAM_CA",
+                server=self.server,
+            )
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        what_to_do = (
+            "start one with `mill serve`, or name another with --server or MILLSTREAM_SERVER"
+        )
+        if isinstance(error, ssl.SSLError):
+            what_to_do = "a broker that speaks no TLS is called by http://"
+        elif isinstance(error, ConnectionResetError | http.client.RemoteDisconnected):
+            what_to_do += "; a broker that speaks TLS is called by https://"
         return BrokerUnreachable(
-            f"no broker answers at {self.server}: {why}; start one with `mill serve`, or name "
-            "another with --server or MILLSTREAM_SERVER",
-            server=self.server,
+            f"no broker answers at {self.server}: {why}; {what_to_do}", server=self.server
         )
 
     def _refusal(self, reply: Reply) -> MillstreamError:
@@ -90,7 +112,7 @@ class Remote:
         return unknown(message)
 
 
-def _connection(server: str) -> http.client.HTTPConnection:
+def _connection(server: str, ca: str | None) -> http.client.HTTPConnection:
     try:
         parts = urlsplit(server)
         host, port = parts.hostname, parts.port
@@ -103,5 +125,15 @@ def _connection(server: str) -> http.client.HTTPConnection:
             value=server,
         )
     if parts.scheme == "https":
-        return http.client.HTTPSConnection(host, port)
+        return http.client.HTTPSConnection(host, port, context=_trusting(ca))
     return http.client.HTTPConnection(host, port)
+
+
+def _trusting(ca: str | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:
+        why = "is no certificate in PEM" if isinstance(error, ssl.SSLError) else error.strerror
+        raise SettingInvalid(
+            f"--ca is {ca!r}, which cannot be used: {why}", setting="ca", value=ca or ""
+        ) from error

@@ -22,21 +22,22 @@ messages: a thread that does this beside the event loop holds the GIL for a mill
 Each CRC begins with the one before, so that a piece that is missing or out of place is noticed.
 
 A file whose name ends with `.json` is for people: one object, a message a line. It has no
-checksum, because people may edit it, and it is read in one go.
+checksum, because people may edit it. It can only be read in one go, which would hold the GIL: a
+large one is read by a child process (`snapshot_child.py`), which hands it on in the binary form.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 import struct
+import subprocess
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import IO, TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 from crc32c import crc32c
@@ -60,13 +61,17 @@ ENTRY_BYTES = 12
 # nor a few large ones keep the GIL for long.
 PIECE_MESSAGES = 4096
 PIECE_BYTES = 1 << 20
-# A default queue in base64, and then some. Reading it stops the world for half a second or so.
+# A default queue in base64, and then some.
 JSON_BYTES_MAX = 512 << 20
+# Up to here JSON is read in half a millisecond, which is less than a child process costs.
+JSON_INLINE_BYTES = 256 << 10
 # Stamps are twice a time in microseconds.
 ENQUEUED_AT_MAX = 2**62
 
 # Leaves room for the suffix of the temporary file within the 255 bytes that a name may have.
 FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,250}")
+# How a child's answer begins.
+CHILD_READS, CHILD_REFUSES = b"+", b"-"
 TEMPORARY = ".new"
 SET_ASIDE = ".refused"
 
@@ -107,6 +112,8 @@ class SnapshotFolder:
             found = self._disk.list_directory(self._path)
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise _failed(self._path.rpartition("/")[2], "listed", error) from error
         return [
             name
             for name in found
@@ -119,7 +126,7 @@ class SnapshotFolder:
         1. write beside it, 2. sync the bytes, 3. rename over it, 4. sync the directory.
         """
         path = self._file(name)
-        pieces = _json_pieces(snapshot) if name.endswith(".json") else _pieces(snapshot)
+        pieces = _json_pieces(snapshot) if name.endswith(".json") else binary_pieces(snapshot)
         try:
             self._make_folder()
             size = self._write_beside(path + TEMPORARY, pieces)
@@ -142,13 +149,16 @@ class SnapshotFolder:
             raise _failed(name, "opened", error) from error
         try:
             reader = _Reader(self._disk, file, name)
-            if name.endswith(".json"):
-                return _read_json(reader, check_room)
-            return _read(reader, check_room)
+            read = read_json if name.endswith(".json") else read_binary
+            return read(reader, check_room)
         except OSError as error:
             raise _failed(name, "read", error) from error
         finally:
             close_file(self._disk, file)
+
+    def size(self, name: str) -> int:
+        """Of a file, in bytes; 0 when it is not there."""
+        return self._disk.size_of(self._file(name)) or 0
 
     def remove(self, name: str) -> None:
         try:
@@ -208,7 +218,7 @@ def check_file_name(name: str) -> None:
 # ---- binary
 
 
-def _pieces(snapshot: Snapshot) -> Iterator[Sequence[Buffer]]:
+def binary_pieces(snapshot: Snapshot) -> Iterator[Sequence[Buffer]]:
     facts, bodies, stamps = snapshot
     name = facts.queue_name.encode()
     rest = (
@@ -255,8 +265,21 @@ def _numbers(code: str, data: bytes) -> list[int]:
     return column.tolist()
 
 
+class Reader(Protocol):
+    """A snapshot from its beginning to its end."""
+
+    @property
+    def left(self) -> int:
+        """How many bytes there still are; of a stream, whether there are any."""
+        ...
+
+    def take(self, size: int) -> bytes: ...
+
+    def invalid(self, why: str) -> SnapshotInvalid: ...
+
+
 class _Reader:
-    """A file from its beginning to its end."""
+    """One in a file."""
 
     def __init__(self, disk: Disk, file: int, name: str) -> None:
         self._disk = disk
@@ -278,15 +301,16 @@ class _Reader:
         return data
 
     def invalid(self, why: str) -> SnapshotInvalid:
-        return SnapshotInvalid(
-            f"the snapshot {self.name!r} cannot be used, and the queue is as it was: {why}",
-            file=self.name,
-        )
+        return invalid(self.name, why)
 
 
-def _read(reader: _Reader, check_room: RoomCheck) -> Snapshot:
-    if reader.size < START.size + FACTS.size:
-        raise reader.invalid("it is too short to be one")
+def invalid(name: str, why: str) -> SnapshotInvalid:
+    return SnapshotInvalid(
+        f"the snapshot {name!r} cannot be used, and the queue is as it was: {why}", file=name
+    )
+
+
+def read_binary(reader: Reader, check_room: RoomCheck) -> Snapshot:
     magic, version, crc = START.unpack(reader.take(START.size))
     if magic != MAGIC:
         raise reader.invalid("it is not a snapshot of a queue")
@@ -308,7 +332,7 @@ def _read(reader: _Reader, check_room: RoomCheck) -> Snapshot:
     return Snapshot(facts, bodies, stamps)
 
 
-def _read_piece(reader: _Reader, crc: int, bodies: list[bytes], stamps: list[int]) -> int:
+def _read_piece(reader: Reader, crc: int, bodies: list[bytes], stamps: list[int]) -> int:
     head = reader.take(PIECE.size)
     count, size = PIECE.unpack(head)
     (right,) = CRC.unpack(reader.take(CRC.size))
@@ -368,36 +392,100 @@ def _json_line(body: bytes, stamp: int) -> bytes:
     return b'\n{"payload":"%b","encoding":"base64","enqueued_at":%d}' % (encoded, stamp >> 1)
 
 
-def _read_json(reader: _Reader, check_room: RoomCheck) -> Snapshot:
+def read_json(reader: _Reader, check_room: RoomCheck) -> Snapshot:
     if reader.size > JSON_BYTES_MAX + 1024:
         raise reader.invalid(f"a JSON snapshot may have {JSON_BYTES_MAX} bytes")
+    if reader.size > JSON_INLINE_BYTES:
+        return _read_in_child(reader, check_room)
     try:
-        page = _json_file.decode(reader.take(reader.size))
-    except msgspec.MsgspecError as error:
+        snapshot = parse_json(reader.take(reader.size))
+    except ValueError as error:
         raise reader.invalid(str(error)) from error
+    check_room(snapshot.facts)
+    return snapshot
+
+
+def parse_json(text: bytes) -> Snapshot:
+    """ValueError, with why, when it is none."""
+    if not text.isascii():
+        # Payloads are kept as they are, so the decoder does not look into them.
+        text.decode()
+    try:
+        page = _json_file.decode(text)
+    except RecursionError as error:
+        raise ValueError("a payload is nested too deeply") from error
     if not min(page.capacity, page.max_bytes) >= 0:
-        raise reader.invalid("a limit is below zero")
+        raise ValueError("a limit is below zero")
     bodies: list[bytes] = []
     stamps: list[int] = []
     for message in page.messages:
         is_json = message.encoding is None
         if not 0 <= message.enqueued_at < ENQUEUED_AT_MAX:
-            raise reader.invalid(f"{message.enqueued_at} is no time in microseconds")
-        bodies.append(bytes(message.payload) if is_json else _decoded(reader, message))
+            raise ValueError(f"{message.enqueued_at} is no time in microseconds")
+        bodies.append(bytes(message.payload) if is_json else _decoded(message))
         stamps.append(message.enqueued_at << 1 | is_json)
     size = sum(map(len, bodies))
     facts = Facts(page.queue_name, len(bodies), size, page.capacity, page.max_bytes)
-    check_room(facts)
     return Snapshot(facts, bodies, stamps)
 
 
-def _decoded(reader: _Reader, message: _JsonMessage) -> bytes:
+def _decoded(message: _JsonMessage) -> bytes:
     if message.encoding != "base64":
-        raise reader.invalid(f"the encoding {message.encoding!r} is not known; use `base64`")
+        raise ValueError(f"the encoding {message.encoding!r} is not known; use `base64`")
     try:
         return base64.b64decode(_text.decode(message.payload), validate=True)
-    except (msgspec.MsgspecError, binascii.Error, ValueError) as error:
-        raise reader.invalid(f"a payload is not base64: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"a payload is not base64: {error}") from error
+
+
+# ---- JSON that is large
+
+
+class _Stream:
+    """A snapshot that a child process writes."""
+
+    def __init__(self, pipe: IO[bytes], name: str) -> None:
+        self._pipe = pipe
+        self.name = name
+
+    @property
+    def left(self) -> int:
+        return len(self._pipe.read(1))
+
+    def take(self, size: int) -> bytes:
+        data = self._pipe.read(size)
+        if len(data) < size:
+            raise SnapshotFailed(
+                f"the snapshot {self.name!r} could not be read: the process that reads it ended; "
+                "try again",
+                file=self.name,
+            )
+        return data
+
+    def invalid(self, why: str) -> SnapshotInvalid:
+        return invalid(self.name, why)
+
+
+def _read_in_child(reader: _Reader, check_room: RoomCheck) -> Snapshot:
+    """The child gets the file, and answers with the snapshot, or with why it is none."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "millstream.log.snapshot_child"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            with suppress(BrokenPipeError):
+                while reader.left:
+                    child.stdin.write(reader.take(min(reader.left, PIECE_BYTES)))
+                child.stdin.close()
+            stream = _Stream(child.stdout, reader.name)
+            if stream.take(1) == CHILD_REFUSES:
+                raise reader.invalid(child.stdout.read().decode())
+            return read_binary(stream, check_room)
+        finally:
+            child.kill()
 
 
 def _failed(name: str, what: str, error: OSError | SnapshotInvalid) -> MillstreamError:

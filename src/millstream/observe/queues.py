@@ -8,8 +8,10 @@ import os
 import threading
 from collections.abc import Callable
 from itertools import islice
+from operator import add
 from typing import TYPE_CHECKING, NamedTuple
 
+from millstream.broker.queues import Counts
 from millstream.observe.metrics import PREFIX, counter, gauge
 
 if TYPE_CHECKING:
@@ -24,41 +26,42 @@ HEALTH_QUEUES_MAX = 100
 
 
 class Totals(NamedTuple):
-    """All queues together."""
+    """All queues together, and in `counts` also those that are gone."""
 
     size: int
     capacity: int
-    enqueued: int
-    dequeued: int
-    full: int
-    timeouts: int
     waiting: int
+    counts: Counts
 
 
 def totals(queues: Queues) -> Totals:
-    size = capacity = enqueued = dequeued = full = timeouts = waiting = 0
+    size = capacity = waiting = enqueued = dequeued = returned = full = timeouts = 0
     for queue in queues:
         size += len(queue)
         capacity += queue.capacity
+        waiting += len(queue.waiters)
         enqueued += queue.enqueued_total
         dequeued += queue.dequeued_total
+        returned += queue.returned_total
         full += queue.full_total
         timeouts += queue.timeout_total
-        waiting += len(queue.waiters)
-    return Totals(size, capacity, enqueued, dequeued, full, timeouts, waiting)
+    here = (enqueued, dequeued, returned, full, timeouts)
+    return Totals(size, capacity, waiting, Counts(*map(add, here, queues.gone)))
 
 
 def queue_metrics(queues: Queues) -> Iterator[Metric]:
     total = totals(queues)
+    counts = total.counts
     yield gauge("queues", "Queues.", len(queues))
     yield gauge("queue_size", "Messages in all queues.", total.size)
     yield gauge("queue_bytes", "Bytes of messages in all queues.", queues.bytes)
     yield gauge("queue_capacity", "Messages that all queues may hold.", total.capacity)
     yield gauge("queue_waiting", "Consumers that wait for a message.", total.waiting)
-    yield counter("enqueued", "Messages enqueued.", total.enqueued)
-    yield counter("dequeued", "Messages dequeued.", total.dequeued)
-    yield counter("queue_full", "Enqueues refused for want of room.", total.full)
-    yield counter("dequeue_timeout", "Dequeues that waited in vain.", total.timeouts)
+    yield counter("enqueued", "Messages enqueued.", counts.enqueued)
+    yield counter("dequeued", "Messages dequeued.", counts.dequeued)
+    yield counter("returned", "Messages dequeued and put back undelivered.", counts.returned)
+    yield counter("queue_full", "Enqueues refused for want of room.", counts.full)
+    yield counter("dequeue_timeout", "Dequeues that waited in vain.", counts.timeouts)
     yield counter("dequeue_miss", "Dequeues that found nothing.", queues.dequeue_misses)
 
 
@@ -69,8 +72,8 @@ def process_values(queues: Queues, uptime_seconds: float) -> dict[str, object]:
         "uptime_sec": round(uptime_seconds, 3),
         "queue_length": total.size,
         "queue_bytes": queues.bytes,
-        "enqueue_count": total.enqueued,
-        "dequeue_count": total.dequeued,
+        "enqueue_count": total.counts.enqueued,
+        "dequeue_count": total.counts.dequeued - total.counts.returned,
         "dequeue_misses": queues.dequeue_misses,
         "threads": threading.active_count(),
         "open_files": _open_files(),
@@ -97,7 +100,7 @@ def _health_of(queue: Queue) -> dict[str, object]:
         "capacity": queue.capacity,
         "utilization": round(len(queue) / queue.capacity, 5),
         "enqueued_total": queue.enqueued_total,
-        "dequeued_total": queue.dequeued_total,
+        "dequeued_total": queue.dequeued_total - queue.returned_total,
         "queue_full_count": queue.full_total,
     }
 
@@ -117,6 +120,12 @@ _COLUMNS = (
     _Column("queue_waiting", "gauge", "Consumers that wait.", lambda q: len(q.waiters)),
     _Column("enqueued_total", "counter", "Messages enqueued.", lambda q: q.enqueued_total),
     _Column("dequeued_total", "counter", "Messages dequeued.", lambda q: q.dequeued_total),
+    _Column(
+        "returned_total",
+        "counter",
+        "Messages dequeued and put back undelivered.",
+        lambda q: q.returned_total,
+    ),
     _Column("queue_full_total", "counter", "Enqueues refused.", lambda q: q.full_total),
     _Column(
         "dequeue_timeout_total",

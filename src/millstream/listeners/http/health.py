@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -11,6 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 
 import millstream
 from millstream.listeners.http.answers import JSON_TYPE, error_answer, json_answer, preferred
+from millstream.listeners.http.openapi import JSON, TEXT, Reply, json_reply, operation, ref
 from millstream.observe.metrics import TEXT_TYPE
 from millstream.observe.queues import detailed_page, health_fields, process_values
 
@@ -21,14 +22,10 @@ if TYPE_CHECKING:
 
 
 def health_routes(status: Status, metrics: Metrics, queues: Queues) -> APIRouter:
-    routes = APIRouter(tags=["health"])
+    routes = APIRouter()
 
-    @routes.api_route(
-        "/health",
-        methods=["GET", "HEAD"],
-        summary="Whether the broker can do its work",
-        response_model=None,
-    )
+    @routes.get("/health", **HEALTH)
+    @routes.head("/health", **_head(HEALTH))
     async def health(request: Request) -> Response:
         state = status.health()
         code = HTTPStatus.OK if state.ok else HTTPStatus.SERVICE_UNAVAILABLE
@@ -47,22 +44,14 @@ def health_routes(status: Status, metrics: Metrics, queues: Queues) -> APIRouter
             page |= {"error": "unhealthy", "message": reason}
         return json_answer(page, code)
 
-    @routes.api_route(
-        "/livez",
-        methods=["GET", "HEAD"],
-        summary="Whether the process answers",
-        response_model=None,
-    )
+    @routes.get("/livez", **LIVE)
+    @routes.head("/livez", **_head(LIVE))
     async def livez() -> Response:
         # To answer at all is the proof: one loop runs everything.
         return json_answer({"status": "ok"})
 
-    @routes.api_route(
-        "/readyz",
-        methods=["GET", "HEAD"],
-        summary="Whether clients are served",
-        response_model=None,
-    )
+    @routes.get("/readyz", **READY)
+    @routes.head("/readyz", **_head(READY))
     async def readyz() -> Response:
         if status.phase == "ready":
             return json_answer({"status": "ok"})
@@ -70,14 +59,52 @@ def health_routes(status: Status, metrics: Metrics, queues: Queues) -> APIRouter
             HTTPStatus.SERVICE_UNAVAILABLE, status.phase, f"the broker is {status.phase}"
         )
 
-    @routes.get("/metrics", summary="Prometheus text, or JSON if asked", response_model=None)
+    @routes.get("/metrics", **METRICS)
     async def metrics_page(request: Request) -> Response:
         if preferred(request.headers.get("accept"), "text/plain", JSON_TYPE) == JSON_TYPE:
             return json_answer(process_values(queues, status.uptime_seconds) | metrics.values())
         return Response(metrics.text(), headers={"content-type": TEXT_TYPE})
 
-    @routes.get("/metrics/detailed", summary="Prometheus text, for each queue", response_model=None)
-    async def detailed() -> Response:
+    @routes.get("/metrics/detailed", **DETAILED)
+    async def metrics_of_each_queue() -> Response:
         return Response(detailed_page(queues), headers={"content-type": TEXT_TYPE})
 
     return routes
+
+
+def _head(described: dict[str, Any]) -> dict[str, Any]:
+    """The same without bodies."""
+    responses = {
+        status: {"description": response["description"]}
+        for status, response in described["responses"].items()
+    }
+    return described | {"responses": responses}
+
+
+_TEXT = {TEXT: {"schema": {"type": "string"}}}
+
+HEALTH = operation(
+    "Whether the broker can do its work",
+    {
+        200: Reply("It can. The word `ok` as text.", {JSON: {"schema": ref("Health")}} | _TEXT),
+        503: Reply("It cannot; `message` says why.", {JSON: {"schema": ref("Error")}} | _TEXT),
+    },
+    tag="health",
+)
+LIVE = operation(
+    "Whether the process answers", {200: json_reply("It does.", "Probe")}, tag="health"
+)
+READY = operation(
+    "Whether clients are served",
+    {200: json_reply("They are.", "Probe")},
+    tag="health",
+    errors=(503,),
+)
+METRICS = operation(
+    "All numbers",
+    {200: Reply("Prometheus text, or JSON.", _TEXT | {JSON: {"schema": ref("Metrics")}})},
+    tag="health",
+)
+DETAILED = operation(
+    "The numbers of each queue", {200: Reply("Prometheus text.", _TEXT)}, tag="health"
+)

@@ -7,7 +7,7 @@ answers them is the same (`queue_answers.py`), and they come here when the lane 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from fastapi import APIRouter
@@ -16,13 +16,11 @@ from starlette.responses import Response
 
 from millstream.broker.queues import DEFAULT_QUEUE
 from millstream.errors import BodyInvalid
+from millstream.listeners.http import queue_docs as docs
 from millstream.listeners.http.answer import RAW, Answer
 from millstream.listeners.http.answers import json_answer
 from millstream.listeners.http.queue_answers import (
-    BATCH_FORM,
-    COUNT_MAX,
-    MESSAGE_FORM,
-    TIMEOUT_S_MAX,
+    BODIES_BYTES_MAX,
     dequeue_parameters,
     dequeued,
     enqueue_batch,
@@ -37,18 +35,23 @@ if TYPE_CHECKING:
     from millstream.broker.timers import Timers
 
 
-class Limits(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of `PUT /queues/{name}`: what is left out stays as it is."""
+# The largest whole number that every JSON reader gives back as it is.
+LIMIT_MAX = 2**53
 
-    capacity: int | None = None
-    max_bytes: int | None = None
+
+class Limits(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of `PUT /queues/{name}`: what is left out stays as it is. In JSON, 5.0 is a whole
+    number like 5."""
+
+    capacity: int | float | None = None
+    max_bytes: int | float | None = None
 
 
 _limits = msgspec.json.Decoder(Limits)
 
 
 def queue_routes(queues: Queues, timers: Timers, snapshots: Snapshots) -> APIRouter:
-    routes = APIRouter(tags=["queues"])
+    routes = APIRouter()
     _add_messages(routes, queues, timers)
     _add_management(routes, queues)
     _add_snapshots(routes, snapshots)
@@ -56,111 +59,92 @@ def queue_routes(queues: Queues, timers: Timers, snapshots: Snapshots) -> APIRou
 
 
 def _add_messages(routes: APIRouter, queues: Queues, timers: Timers) -> None:
-    @routes.post("/enqueue", summary="Append raw bytes to the queue `default`", **_doc(RAW_IN, 202))
+    @routes.post("/enqueue", **docs.ENQUEUE_DEFAULT)
     async def enqueue_default(request: Request) -> Response:
         return _respond(enqueue_raw(queues, DEFAULT_QUEUE, await request.body()))
 
-    @routes.get(
-        "/dequeue",
-        summary="Take the oldest message of the queue `default`, raw",
-        **_doc(WAIT, 200, 204),
-    )
+    @routes.get("/dequeue", **docs.DEQUEUE_DEFAULT)
     async def dequeue_default(request: Request) -> Response:
         return await _take(request, queues, timers, DEFAULT_QUEUE, is_raw=True)
 
-    @routes.post(
-        "/queues/{name}/enqueue",
-        summary="Append one message; as a WebSocket, many",
-        **_doc(JSON_IN, 200),
-    )
-    async def enqueue(name: str, request: Request) -> Response:
+    @routes.post("/queues/{name}/enqueue", **docs.ENQUEUE)
+    async def enqueue(request: Request) -> Response:
         body = await request.body()
         if request.headers.get("content-type", "").startswith(RAW.decode()):
-            return _respond(enqueue_raw(queues, name, body))
-        return _respond(enqueue_json(queues, name, body))
+            return _respond(enqueue_raw(queues, _name_of(request), body))
+        return _respond(enqueue_json(queues, _name_of(request), body))
 
-    @routes.post(
-        "/queues/{name}/enqueue/batch",
-        summary="Append many messages, or none",
-        **_doc(BATCH_IN, 200),
-    )
-    async def enqueue_many(name: str, request: Request) -> Response:
-        return _respond(enqueue_batch(queues, name, await request.body()))
+    @routes.post("/queues/{name}/enqueue/batch", **docs.ENQUEUE_BATCH)
+    async def enqueue_many(request: Request) -> Response:
+        return _respond(enqueue_batch(queues, _name_of(request), await request.body()))
 
-    @routes.get(
-        "/queues/{name}/dequeue",
-        summary="Take the oldest messages; as a WebSocket, a stream of them",
-        **_doc(WAIT, 200, 204, 404),
-    )
-    async def dequeue(name: str, request: Request) -> Response:
+    @routes.get("/queues/{name}/dequeue", **docs.DEQUEUE)
+    async def dequeue(request: Request) -> Response:
         is_raw = request.headers.get("accept", "").startswith(RAW.decode())
-        return await _take(request, queues, timers, name, is_raw=is_raw)
+        return await _take(request, queues, timers, _name_of(request), is_raw=is_raw)
 
 
 def _add_management(routes: APIRouter, queues: Queues) -> None:
-    @routes.get("/queues", summary="All queues", **_doc({}, 200))
+    @routes.get("/queues", **docs.LIST)
     async def list_queues() -> Response:
         return json_answer({"queues": [_page(queue.facts()) for queue in queues]})
 
-    @routes.get("/queues/{name}", summary="One queue", **_doc({}, 200, 404))
-    async def show(name: str) -> Response:
-        return json_answer(_page(queues.get(name).facts()))
+    @routes.get("/queues/{name}", **docs.SHOW)
+    async def show_queue(request: Request) -> Response:
+        return json_answer(_page(queues.get(_name_of(request)).facts()))
 
-    @routes.put(
-        "/queues/{name}", summary="Make a queue, or change its limits", **_doc(LIMITS_IN, 200)
-    )
-    async def configure(name: str, request: Request) -> Response:
-        limits = _read_limits(await request.body())
-        return json_answer(_page(queues.configure(name, limits.capacity, limits.max_bytes).facts()))
+    @routes.put("/queues/{name}", **docs.CONFIGURE)
+    async def configure_queue(request: Request) -> Response:
+        capacity, bytes_max = _read_limits(await request.body())
+        queue = queues.configure(_name_of(request), capacity, bytes_max)
+        return json_answer(_page(queue.facts()))
 
-    @routes.delete(
-        "/queues/{name}", summary="Remove a queue and its messages", **_doc({}, 204, 404)
-    )
-    async def delete(name: str) -> Response:
-        queues.delete(name)
+    @routes.delete("/queues/{name}", **docs.DELETE)
+    async def delete_queue(request: Request) -> Response:
+        queues.delete(_name_of(request))
         return Response(status_code=204)
 
-    @routes.post("/queues/{name}/clear", summary="Drop a queue's messages", **_doc({}, 200, 404))
-    async def clear(name: str) -> Response:
-        return json_answer({"cleared": queues.clear(queues.get(name)), "queue_name": name})
+    @routes.post("/queues/{name}/clear", **docs.CLEAR)
+    async def clear(request: Request) -> Response:
+        return _cleared(queues, queues.get(_name_of(request)))
 
-    @routes.post("/clear", summary="Drop the messages of the queue `default`", **_doc({}, 200))
+    @routes.post("/clear", **docs.CLEAR_DEFAULT)
     async def clear_default() -> Response:
-        return json_answer({"cleared": queues.clear(queues.get_or_create(DEFAULT_QUEUE))})
+        return _cleared(queues, queues.get_or_create(DEFAULT_QUEUE))
 
 
 def _add_snapshots(routes: APIRouter, snapshots: Snapshots) -> None:
-    @routes.post(
-        "/queues/{name}/persist", summary="Write a queue to a file", **_doc(FILE, 200, 404, 500)
-    )
-    async def persist(name: str, request: Request) -> Response:
-        return _done(await snapshots.persist(name, _file_of(request)))
+    @routes.post("/queues/{name}/persist", **docs.PERSIST)
+    async def persist(request: Request) -> Response:
+        return _done(await snapshots.persist(_name_of(request), _file_of(request)))
 
-    @routes.post(
-        "/queues/{name}/load",
-        summary="Replace a queue's messages by those of a file",
-        **_doc(FILE, 200, 404, 500),
-    )
-    async def load(name: str, request: Request) -> Response:
-        return _done(await snapshots.load(name, _file_of(request)))
+    @routes.post("/queues/{name}/load", **docs.LOAD)
+    async def load(request: Request) -> Response:
+        return _done(await snapshots.load(_name_of(request), _file_of(request)))
 
-    @routes.post(
-        "/persist", summary="Write the queue `default` to a file", **_doc(FILE, 200, 404, 500)
-    )
+    @routes.post("/persist", **docs.PERSIST_DEFAULT)
     async def persist_default(request: Request) -> Response:
         return _done(await snapshots.persist(DEFAULT_QUEUE, _file_of(request)))
 
-    @routes.post(
-        "/load",
-        summary="Replace the messages of the queue `default` by those of a file",
-        **_doc(FILE, 200, 404, 500),
-    )
+    @routes.post("/load", **docs.LOAD_DEFAULT)
     async def load_default(request: Request) -> Response:
         return _done(await snapshots.load(DEFAULT_QUEUE, _file_of(request)))
 
 
+def _name_of(request: Request) -> str:
+    name: str = request.path_params["name"]
+    return name
+
+
 def _file_of(request: Request) -> str | None:
     return request.query_params.get("file")
+
+
+def _cleared(queues: Queues, queue: Queue) -> Response:
+    """What was dropped, in the words of a snapshot's answer."""
+    size = queue.bytes
+    messages = queues.clear(queue)
+    return json_answer({"queue_name": queue.name, "messages": messages, "bytes": size})
 
 
 def _done(done: Done) -> Response:
@@ -173,7 +157,7 @@ async def _take(
     parameters = dequeue_parameters(request.scope["query_string"])
     queue = queues.get(name)
     count = 1 if is_raw else parameters.count
-    messages = queues.dequeue(queue, count)
+    messages = queues.dequeue(queue, queue.count_within(count, BODIES_BYTES_MAX))
     if not messages and parameters.timeout_s:
         messages = await _wait(queues, timers, queue, count, parameters.timeout_s)
     return _respond(dequeued(queue, messages, is_batch=parameters.is_batch, is_raw=is_raw))
@@ -206,15 +190,23 @@ def _page(facts: QueueFacts) -> dict[str, object]:
     return page
 
 
-def _read_limits(body: bytes) -> Limits:
+def _read_limits(body: bytes) -> tuple[int | None, int | None]:
+    """Capacity and bytes."""
     try:
         limits = _limits.decode(body) if body else Limits()
     except msgspec.MsgspecError as error:
         raise BodyInvalid(f"the body must be JSON with capacity and max_bytes: {error}") from error
-    for name, number in (("capacity", limits.capacity), ("max_bytes", limits.max_bytes)):
-        if number is not None and not 1 <= number <= 2**53:
-            raise BodyInvalid(f"{name} is {number}; it must be at least 1", parameter=name)
-    return limits
+    return _limit("capacity", limits.capacity), _limit("max_bytes", limits.max_bytes)
+
+
+def _limit(name: str, number: float | None) -> int | None:
+    if number is None:
+        return None
+    if not 1 <= number <= LIMIT_MAX or number != int(number):
+        raise BodyInvalid(
+            f"{name} is {number}; it must be a whole number from 1 to {LIMIT_MAX}", parameter=name
+        )
+    return int(number)
 
 
 def _respond(answer: Answer) -> Response:
@@ -222,71 +214,3 @@ def _respond(answer: Answer) -> Response:
     if answer.status == 204:
         return Response(status_code=204, headers=headers)
     return Response(answer.body, answer.status, headers=headers, media_type=answer.media.decode())
-
-
-# ---- what the OpenAPI page says
-
-
-def _body(media: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"requestBody": {"required": True, "content": {media: {"schema": schema}}}}
-
-
-RAW_IN = _body("application/octet-stream", {"type": "string", "format": "binary"})
-JSON_IN = _body("application/json", MESSAGE_FORM)
-BATCH_IN = _body("application/json", BATCH_FORM)
-LIMITS_IN = _body(
-    "application/json",
-    {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            "capacity": {"type": "integer", "minimum": 1, "maximum": 2**53},
-            "max_bytes": {"type": "integer", "minimum": 1, "maximum": 2**53},
-        },
-    },
-)
-WAIT = {
-    "parameters": [
-        {
-            "name": "timeout",
-            "in": "query",
-            "description": "Seconds to wait for a message.",
-            "schema": {"type": "number", "minimum": 0, "maximum": TIMEOUT_S_MAX},
-        },
-        {
-            "name": "max",
-            "in": "query",
-            "description": "Take up to so many; the answer is then a list, `messages`.",
-            "schema": {"type": "integer", "minimum": 1, "maximum": COUNT_MAX},
-        },
-    ]
-}
-FILE = {
-    "parameters": [
-        {
-            "name": "file",
-            "in": "query",
-            "description": "A plain name in the snapshot folder; by default `<name>.snapshot`. "
-            "A name that ends with `.json` is JSON, any other binary.",
-            "schema": {"type": "string", "minLength": 1, "maxLength": 251},
-        }
-    ]
-}
-_MEANINGS = {
-    200: "Done.",
-    202: "Taken.",
-    204: "Nothing there.",
-    400: "The request is wrong; `error` says how.",
-    404: "There is no such queue, or no such file.",
-    413: "Too large.",
-    500: "The disk failed; `message` says how.",
-    429: "No room; try again after `Retry-After` seconds.",
-}
-
-
-def _doc(extra: dict[str, Any], *statuses: int) -> dict[str, Any]:
-    """What a route answers, in the form that FastAPI takes."""
-    responses = {
-        status: {"description": _MEANINGS[status]} for status in (*statuses, 400, 413, 429)
-    }
-    return {"response_model": None, "openapi_extra": extra, "responses": responses}
