@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from millstream.clock import ManualClock
 from millstream.log.compaction import CompactionJob, CompactionResult, compact
+from millstream.log.view_snapshot import SnapshotJob, SnapshotResult, take
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +57,9 @@ class ManualScheduler:
 
     def compact(self, job: CompactionJob, done: Done[CompactionResult]) -> None:
         self._work(lambda: compact(self.disk, job), done)
+
+    def snapshot_view(self, job: SnapshotJob, done: Done[SnapshotResult]) -> None:
+        self._work(lambda: take(self.disk, job), done)
 
     def _work(self, work: Callable[[], T], done: Done[T]) -> None:
         def run() -> None:

@@ -15,10 +15,11 @@ from millstream.engine.changes import Changes
 from millstream.engine.commit import Committer, as_known
 from millstream.engine.operations import Append, Atomic, Note
 from millstream.engine.pending import Pending
-from millstream.engine.protocol import Capabilities, Health, Metric, Offsets
+from millstream.engine.protocol import Capabilities, Extent, Health, Metric, Offsets
 from millstream.engine.scheduler import LoopScheduler, Scheduler
 from millstream.engine.slices import Slices
 from millstream.engine.upkeep import Upkeep, UpkeepSettings
+from millstream.engine.view_files import ViewFiles
 from millstream.errors import (
     EngineStopped,
     LogDamaged,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from millstream.log.recovery import Finding
     from millstream.log.segment import Loaded
     from millstream.log.store import Store, Topic
+    from millstream.log.view_snapshot import ViewSnapshot
 
 T = TypeVar("T")
 
@@ -90,6 +92,7 @@ class LocalEngine:
         "_scheduler",
         "_store",
         "_upkeep",
+        "_view_files",
         "_waiting",
         "reads",
     )
@@ -107,6 +110,7 @@ class LocalEngine:
         self._clock = clock
         self._options = options
         self._scheduler = scheduler
+        self._view_files: ViewFiles | None = None
         self._loop_scheduler: LoopScheduler | None = None
         self._store: Store | None = None
         self._committer: Committer | None = None
@@ -151,6 +155,7 @@ class LocalEngine:
 
     def _begin(self, store: Store) -> None:
         assert self._scheduler is not None
+        self._view_files = ViewFiles(self._disk, self._root, self._scheduler)
         for finding in store.findings:
             level = "info" if finding.what in ROUTINE else "warning"
             getattr(_logger(), level)("recovery", **finding._asdict())
@@ -384,6 +389,12 @@ class LocalEngine:
         partition = self._running().partition(id)
         return Offsets(partition.start_offset, partition.high_watermark)
 
+    def extent(self, id: PartitionId) -> Extent:
+        partition = self._running().partition(id)
+        # With what is still in the journal alone.
+        size = partition.size_bytes - partition.active.size + partition.tail
+        return Extent(size, len(partition.segments), partition.leader_epoch)
+
     def find(self, id: PartitionId, timestamp: int) -> Pending[tuple[int, int] | None]:
         pending: Pending[tuple[int, int] | None] = Pending()
         try:
@@ -451,7 +462,8 @@ class LocalEngine:
     def delete(self, name: str) -> Pending[None]:
         def forgotten() -> None:
             for id in [id for id in self._waiting if id.topic == name]:
-                for _, pending in self._waiting.pop(id):
+                # A reader that is told stops waiting for the other partitions too.
+                for _, pending in self._waiting.pop(id, ()):
                     pending.fail(topic_unknown(name))
 
         changes = self._changes
@@ -473,6 +485,12 @@ class LocalEngine:
             return Pending.failed(error)
         assert self._upkeep is not None
         return self._upkeep.trim(partition, offset).pending
+
+    def load_view(self, id: PartitionId, view: str) -> Pending[ViewSnapshot | None]:
+        return self._files().load(self._running().partition(id), view)
+
+    def save_view(self, id: PartitionId, view: str) -> Pending[int | None]:
+        return self._files().save(self._running().partition(id), view)
 
     def claim(self, shard: str) -> Pending[None]:
         """There is one broker on a local log, so it owns every shard."""
@@ -553,6 +571,10 @@ class LocalEngine:
     def _commit(self) -> Committer:
         assert self._committer is not None
         return self._committer
+
+    def _files(self) -> ViewFiles:
+        assert self._view_files is not None
+        return self._view_files
 
     def _schedule(self) -> Scheduler:
         assert self._scheduler is not None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from millstream.engine.admission import admit, require_one_frame
 from millstream.engine.pending import Pending
-from millstream.engine.protocol import Capabilities, Health, Metric, Offsets
+from millstream.engine.protocol import Capabilities, Extent, Health, Metric, Offsets
 from millstream.errors import (
     EngineStopped,
     MillstreamError,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from millstream.engine.protocol import Part
     from millstream.log.batch import Header
+    from millstream.log.view_snapshot import ViewSnapshot
 
 T = TypeVar("T")
 
@@ -228,6 +229,10 @@ class MemoryEngine:
         partition = self._partition(id)
         return Offsets(partition.start_offset, partition.next_offset)
 
+    def extent(self, id: PartitionId) -> Extent:
+        """No files, and one start."""
+        return Extent(sum(len(one.data) for one in self._partition(id).log), 0, 0)
+
     def find(self, id: PartitionId, timestamp: int) -> Pending[tuple[int, int] | None]:
         try:
             partition = self._partition(id)
@@ -320,6 +325,15 @@ class MemoryEngine:
                 _end_waits(partition, topic_unknown(name))
 
         return self._after_appends(change)
+
+    def load_view(self, id: PartitionId, view: str) -> Pending[ViewSnapshot | None]:
+        """There is none: nothing here survives, and all is quick to read."""
+        del id, view
+        return Pending.of(None)
+
+    def save_view(self, id: PartitionId, view: str) -> Pending[int | None]:
+        del id, view
+        return Pending.of(None)
 
     def claim(self, shard: str) -> Pending[None]:
         del shard

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import structlog
 
@@ -95,3 +95,35 @@ class Pending(Generic[T]):
             self.then(lambda _: None if future.done() else future.set_result(None))
             yield from future
         return self.result()
+
+
+def follow(steps: Generator[Pending[Any], Any, T]) -> Pending[T]:
+    """Run a generator that yields what it waits for: a coroutine without a task.
+
+    It runs up to its first wait at once, and goes on where that is done. An error of what it
+    waits for is raised inside it.
+    """
+    outcome: Pending[T] = Pending()
+    _advance(steps, outcome, None)
+    return outcome
+
+
+def _advance(
+    steps: Generator[Pending[Any], Any, T], outcome: Pending[T], done: Pending[Any] | None
+) -> None:
+    # What is done already is taken here, not in a callback: many of them must not nest.
+    while done is None or done.is_done:
+        try:
+            if done is None:
+                done = next(steps)
+            elif done.error is not None:
+                done = steps.throw(done.error)
+            else:
+                done = steps.send(done.result())
+        except StopIteration as end:
+            outcome.succeed(end.value)
+            return
+        except Exception as error:  # noqa: BLE001  whoever waits for the outcome gets it
+            outcome.fail(error)
+            return
+    done.then(lambda one: _advance(steps, outcome, one))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from millstream.log.partition import PartitionId, PartitionSettings
     from millstream.log.segment import Chunk
     from millstream.log.store import Topic
+    from millstream.log.view_snapshot import ViewSnapshot
 
     # One batch of an atomic append, with its header when somebody vouches for it.
     Part: TypeAlias = tuple[PartitionId, bytes] | tuple[PartitionId, bytes, Header | None]
@@ -28,6 +29,14 @@ class Offsets(NamedTuple):
 
     start: int
     high_watermark: int
+
+
+class Extent(NamedTuple):
+    """How much of a partition there is: bytes and files; and who leads it, counted by starts."""
+
+    bytes: int
+    segments: int
+    leader_epoch: int
 
 
 class Health(NamedTuple):
@@ -101,6 +110,8 @@ class Engine(Protocol):
 
     def offsets(self, id: PartitionId) -> Offsets: ...
 
+    def extent(self, id: PartitionId) -> Extent: ...
+
     def find(self, id: PartitionId, timestamp: int) -> Pending[tuple[int, int] | None]:
         """Offset and time of the first record at or after a time; None when all are older."""
         ...
@@ -131,6 +142,15 @@ class Engine(Protocol):
         ...
 
     def delete(self, name: str) -> Pending[None]: ...
+
+    def load_view(self, id: PartitionId, view: str) -> Pending[ViewSnapshot | None]:
+        """The newest value of each key of a partition as of some offset, from a cache that the
+        engine may keep beside its log. None without one."""
+        ...
+
+    def save_view(self, id: PartitionId, view: str) -> Pending[int | None]:
+        """Bring that cache up to date, as far as that is cheap; None when nothing is new."""
+        ...
 
     def claim(self, shard: str) -> Pending[None]:
         """Done when this broker owns a shard of a view."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-import msgspec
-
-from millstream.errors import StorageFailed
+from millstream.engine.child import Children
 from millstream.log.compaction import CompactionJob, CompactionResult
+from millstream.log.view_snapshot import SnapshotJob, SnapshotResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +46,10 @@ class Scheduler(Protocol):
         ...
 
     def compact(self, job: CompactionJob, done: Done[CompactionResult]) -> None:
+        """In a child process."""
+        ...
+
+    def snapshot_view(self, job: SnapshotJob, done: Done[SnapshotResult]) -> None:
         """In a child process."""
         ...
 
@@ -91,7 +93,7 @@ class LoopScheduler:
         self._loop = loop
         self._sync = SyncThread(loop)
         self._background = ThreadPoolExecutor(BACKGROUND_THREADS, "millstream-disk")
-        self._children: set[asyncio.Task[None]] = set()
+        self._children = Children(loop)
 
     def soon(self, call: Callable[[], None]) -> None:
         self._loop.call_soon(call)
@@ -119,50 +121,13 @@ class LoopScheduler:
         pool.submit(in_thread)
 
     def compact(self, job: CompactionJob, done: Done[CompactionResult]) -> None:
-        task = self._loop.create_task(self._compact(job, done))
-        self._children.add(task)
-        task.add_done_callback(self._children.discard)
+        self._children.run("millstream.log.compaction", job, CompactionResult, done)
 
-    async def _compact(self, job: CompactionJob, done: Done[CompactionResult]) -> None:
-        try:
-            result = await self._run_child(job)
-        except (OSError, msgspec.MsgspecError, StorageFailed) as error:
-            done(None, error)
-        else:
-            done(result, None)
-
-    async def _run_child(self, job: CompactionJob) -> CompactionResult:
-        child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "millstream.log.compaction",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        assert child.stdin is not None
-        assert child.stdout is not None
-        assert child.stderr is not None
-        try:
-            # Left open: when this process is killed it closes, and the child ends too.
-            child.stdin.write(msgspec.json.encode(job) + b"\n")
-            output, errors = await asyncio.gather(child.stdout.read(), child.stderr.read())
-            await child.wait()
-        except asyncio.CancelledError:
-            child.kill()
-            await child.wait()
-            raise
-        finally:
-            child.stdin.close()
-        if child.returncode:
-            last = errors.decode(errors="replace").strip().rpartition("\n")[2]
-            raise StorageFailed(f"compaction ended with {child.returncode}: {last}")
-        return msgspec.json.decode(output, type=CompactionResult)
+    def snapshot_view(self, job: SnapshotJob, done: Done[SnapshotResult]) -> None:
+        self._children.run("millstream.log.view_snapshot", job, SnapshotResult, done)
 
     async def close(self) -> None:
         """End child processes and threads; a job in a thread is waited for."""
-        for task in self._children:
-            task.cancel()
-        await asyncio.gather(*self._children, return_exceptions=True)
+        await self._children.close()
         for shutdown in (self._sync.shutdown, self._background.shutdown):
             await self._loop.run_in_executor(None, shutdown)

@@ -400,7 +400,7 @@ class Upkeep:
         settings = partition.settings
         job = CompactionJob(
             directory=partition.directory,
-            sources=[_source(segment) for segment in segments],
+            sources=[Source.of(segment) for segment in segments],
             segment_bytes=settings.segment_bytes,
             index_bytes=settings.intervals.index_bytes,
             time_ms=settings.intervals.time_ms,
@@ -481,15 +481,6 @@ def _end_steps(syncs: list[SyncJob], error: BaseException | None) -> Iterator[No
     for sync in syncs:
         end_syncs((sync,), error)
         yield
-
-
-def _source(segment: Segment) -> Source:
-    return Source(
-        base_offset=segment.base_offset,
-        generation=segment.generation,
-        next_offset=segment.next_offset,
-        size=segment.size,
-    )
 
 
 def _logger() -> structlog.stdlib.BoundLogger:

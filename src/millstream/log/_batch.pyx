@@ -62,6 +62,8 @@ for _name, _value in {
 }.items():
     assert getattr(layout, _name) == _value, _name
 
+cdef uint32_t MURMUR2_SEED = pure.MURMUR2_SEED
+cdef uint32_t MURMUR2_M = pure.MURMUR2_M
 cdef int64_t BODY_BYTES_MAX = layout.BODY_BYTES_MAX
 cdef int64_t INFLATED_BYTES_MAX = layout.INFLATED_BYTES_MAX
 cdef object Header = layout.Header
@@ -238,7 +240,13 @@ def encode(
     A Record's own offset is not looked at. `append_time` takes the place of every timestamp.
     `lane` is the hint in the attributes: the records must have it in their headers too.
     """
-    cdef int attributes = layout.attributes_of(
+    # As nearly all are: nothing in the header that C has to ask Python for.
+    cdef bint plain = (
+        compression == "none" and base_offset == 0 and leader_epoch == -1 and producer_id == -1
+        and producer_epoch == -1 and base_sequence == -1 and not transactional and not control
+        and append_time is None and lane is None
+    )
+    cdef int attributes = 0 if plain else layout.attributes_of(
         compression=compression,
         transactional=transactional,
         control=control,
@@ -276,12 +284,39 @@ def encode(
         index += 1
     if index == 0:
         raise BatchCountInvalid("a batch needs at least one record")
+    if plain:
+        return plain_batch(out, index, base_timestamp, max_timestamp)
     header = new_tuple(Header, (
         base_offset, 0, leader_epoch, MAGIC, 0, attributes, index - 1, base_timestamp,
         max_timestamp, producer_id, producer_epoch, base_sequence, index,
     ))
     code = attributes & COMPRESSION_MASK
     return layout.sealed(header, compress(code, memoryview(out)) if code else memoryview(out))
+
+
+cdef bytes plain_batch(Memory out, Py_ssize_t count, int64_t base_time, int64_t max_time):
+    """The records with a header that has nothing but their number and times; as
+    `layout.sealed`, which takes longer than a record."""
+    cdef Py_ssize_t size = out.used
+    if size > BODY_BYTES_MAX:
+        raise layout.too_large("the batch", BODY_BYTES_MAX)
+    cdef bytes batch = PyBytes_FromStringAndSize(NULL, HEADER_BYTES + size)
+    cdef uint8_t *at = <uint8_t *>PyBytes_AS_STRING(batch)
+    # No producer, no epoch: all ones.
+    memset(at, 0xFF, HEADER_BYTES)
+    store64(at, 0)
+    store32(at + 8, <uint32_t>(LENGTH_MIN + size))
+    at[16] = MAGIC
+    at[21] = at[22] = 0
+    store32(at + 23, <uint32_t>(count - 1))
+    store64(at + 27, base_time)
+    store64(at + 35, max_time)
+    store32(at + 57, <uint32_t>count)
+    memcpy(at + HEADER_BYTES, out.start, size)
+    store32(at + 17, _crc32c(
+        PyMemoryView_FromMemory(<char *>at + CRC_START, HEADER_BYTES - CRC_START + size, PyBUF_READ)
+    ))
+    return batch
 
 
 def retain(data, keep, *, inflated_bytes_max=layout.INFLATED_BYTES_MAX):
@@ -466,3 +501,31 @@ cdef tuple headers_of(Parsed *record):
         headers.append((name, to_bytes(at, size)))
         at += max(size, 0)
     return tuple(headers)
+
+
+# ---- keys
+
+
+def murmur2(bytes key not None):
+    """The hash by which Kafka's clients find a key's partition: 32 bits without a sign."""
+    cdef const uint8_t *at = <const uint8_t *>PyBytes_AS_STRING(key)
+    cdef Py_ssize_t left = PyBytes_GET_SIZE(key)
+    cdef uint32_t number = MURMUR2_SEED ^ <uint32_t>left
+    cdef uint32_t word
+    while left >= 4:
+        word = at[0] | (<uint32_t>at[1] << 8) | (<uint32_t>at[2] << 16) | (<uint32_t>at[3] << 24)
+        word *= MURMUR2_M
+        word ^= word >> 24
+        number = (number * MURMUR2_M) ^ (word * MURMUR2_M)
+        at += 4
+        left -= 4
+    if left:
+        word = at[0]
+        if left > 1:
+            word |= <uint32_t>at[1] << 8
+        if left > 2:
+            word |= <uint32_t>at[2] << 16
+        number = (number ^ word) * MURMUR2_M
+    number ^= number >> 13
+    number *= MURMUR2_M
+    return number ^ (number >> 15)

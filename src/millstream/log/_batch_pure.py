@@ -20,6 +20,7 @@ A varint is 7 bits a byte, low bits first, high bit set on all but the last; sig
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -66,6 +67,9 @@ from millstream.log._batch_layout import (
     walk,
 )
 
+UINT32_MAX = 0xFFFFFFFF
+MURMUR2_SEED = 0x9747B28C
+MURMUR2_M = 0x5BD1E995
 VARINT_BYTES_MAX = 5
 VARLONG_BYTES_MAX = 10
 
@@ -500,3 +504,24 @@ def _validity(bits: list[bool]) -> bytes | None:
         return None
     number = sum(1 << place for place, bit in enumerate(bits) if bit)
     return number.to_bytes((len(bits) + 7) // 8, "little")
+
+
+# ---- keys
+
+
+def murmur2(key: bytes) -> int:
+    """The hash by which Kafka's clients find a key's partition: 32 bits without a sign."""
+    size = len(key)
+    number = (MURMUR2_SEED ^ size) & UINT32_MAX
+    whole = size >> 2
+    for word in struct.unpack_from(f"<{whole}I", key):
+        word = (word * MURMUR2_M) & UINT32_MAX  # noqa: PLW2901  in place, as the reference has it
+        word ^= word >> 24  # noqa: PLW2901
+        number = ((number * MURMUR2_M) & UINT32_MAX) ^ ((word * MURMUR2_M) & UINT32_MAX)
+    rest = size & 3
+    if rest:
+        number ^= int.from_bytes(key[-rest:], "little")
+        number = (number * MURMUR2_M) & UINT32_MAX
+    number ^= number >> 13
+    number = (number * MURMUR2_M) & UINT32_MAX
+    return number ^ (number >> 15)

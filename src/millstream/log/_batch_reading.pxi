@@ -31,6 +31,18 @@ cdef inline int32_t big16(const uint8_t *at) noexcept nogil:
     return <int16_t>((at[0] << 8) | at[1])
 
 
+cdef inline void store32(uint8_t *at, uint32_t number) noexcept nogil:
+    at[0] = <uint8_t>(number >> 24)
+    at[1] = <uint8_t>(number >> 16)
+    at[2] = <uint8_t>(number >> 8)
+    at[3] = <uint8_t>number
+
+
+cdef inline void store64(uint8_t *at, int64_t number) noexcept nogil:
+    store32(at, <uint32_t>(<uint64_t>number >> 32))
+    store32(at + 4, <uint32_t>number)
+
+
 cdef inline void load(Head *head, const uint8_t *at) noexcept nogil:
     head.base_offset = big64(at)
     head.length = <int32_t>big32(at + 8)

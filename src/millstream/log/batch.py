@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         encode,
         examine,
         keys,
+        murmur2,
         retain,
         scan,
         verify,
@@ -73,6 +74,7 @@ else:
     encode = _twin.encode
     examine = _twin.examine
     keys = _twin.keys
+    murmur2 = _twin.murmur2
     retain = _twin.retain
     scan = _twin.scan
     verify = _twin.verify
@@ -106,6 +108,7 @@ __all__ = [
     "encode",
     "examine",
     "keys",
+    "murmur2",
     "placed",
     "read_header",
     "retain",

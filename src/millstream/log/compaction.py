@@ -13,9 +13,6 @@ A tombstone (a key without value) stays for a while, so that readers learn of th
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,7 +20,8 @@ from crc32c import crc32c
 
 from millstream.errors import BatchInvalid
 from millstream.log import batch as batches
-from millstream.log.disk import Disk, SystemDisk, read_file
+from millstream.log.child import work_for_parent
+from millstream.log.disk import Disk, read_file
 from millstream.log.partition import remove_segment_files
 from millstream.log.segment import Intervals, Placed, Segment, read_seal, seal_job
 
@@ -44,6 +42,10 @@ class Source(msgspec.Struct, frozen=True):
     generation: int
     next_offset: int
     size: int
+
+    @classmethod
+    def of(cls, segment: Segment) -> Source:
+        return cls(segment.base_offset, segment.generation, segment.next_offset, segment.size)
 
 
 class CompactionJob(msgspec.Struct, frozen=True):
@@ -117,8 +119,7 @@ class _Run:
 
     def _open(self, source: Source) -> Segment:
         job = self._job
-        segment = Segment(self._disk, job.directory, source.base_offset, source.generation)
-        segment.size, segment.next_offset = source.size, source.next_offset
+        segment = open_source(self._disk, job.directory, source)
         segment.intervals = Intervals(job.index_bytes, job.time_ms)
         return segment
 
@@ -132,7 +133,7 @@ class _Run:
                 continue
             if room <= 0 and newest:
                 return count
-            for _, header, data in _batches_of(segment):
+            for _, header, data in batches_of(segment):
                 for offset, key, _ in _keys(header, data) or ():
                     if key is None:
                         continue
@@ -162,7 +163,7 @@ class _Run:
         run: list[Placed] = []
         position, unsynced = 0, 0
         for segment in self._segments[first:last]:
-            for _, header, data in _batches_of(segment):
+            for _, header, data in batches_of(segment):
                 kept = self._kept(header, data)
                 is_same = is_same and kept is data
                 if kept is None:
@@ -238,7 +239,13 @@ def _keys(header: Header, data: memoryview) -> list[tuple[int, bytes | None, boo
         return None
 
 
-def _batches_of(segment: Segment) -> Iterator[tuple[int, Header, memoryview]]:
+def open_source(disk: Disk, directory: str, source: Source) -> Segment:
+    segment = Segment(disk, directory, source.base_offset, source.generation)
+    segment.size, segment.next_offset = source.size, source.next_offset
+    return segment
+
+
+def batches_of(segment: Segment) -> Iterator[tuple[int, Header, memoryview]]:
     """Every batch of a sealed segment, checked against its seal on the way."""
     offset = segment.base_offset
     loaded = segment.open()
@@ -258,19 +265,7 @@ def _placed(target: Segment, position: int, source: Header, data: bytes | memory
 
 
 def main() -> None:
-    """A job, one line on standard input; its result on standard output."""
-    os.nice(10)
-    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=CompactionJob)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    sys.stdout.buffer.write(msgspec.json.encode(compact(SystemDisk(), job)))
-
-
-def _end_with_parent() -> None:
-    """Standard input ends when the broker does, however it does. The next one must find nobody
-    at work on its files."""
-    while os.read(0, 1):
-        pass
-    os._exit(1)
+    work_for_parent(CompactionJob, compact)
 
 
 if __name__ == "__main__":
