@@ -15,6 +15,9 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from millstream.config_file import Problem, read_settings_file
+from millstream.config_groups import GROUP_ROWS
+from millstream.config_queues import QUEUE_ROWS
+from millstream.config_topics import TOPIC_ROWS
 from millstream.errors import SettingInvalid
 from millstream.kinds import (
     AbsentListener,
@@ -103,6 +106,32 @@ class Settings:
     body_bytes_max: int
     snapshot_at_stop: Literal["on", "off"]
     snapshot_interval_ms: int | None
+
+    topic_partitions: int
+    topic_partitions_max: int
+    partitions_max: int
+    topics_max: int
+    topic_auto_create: Literal["on", "off"]
+    topic_message_bytes_max: int
+    partitioner: Literal["murmur2", "murmur3"]
+    idempotency_window_ms: int
+    idempotency_keys_max: int
+    metrics_topics: int
+    view_snapshot_interval_ms: int
+
+    group_session_timeout_ms: int
+    group_heartbeat_interval_ms: int
+    group_rebalance_timeout_ms: int
+    group_assignor: Literal["sticky", "range", "round_robin"]
+    group_auto_offset_reset: Literal["earliest", "latest", "none"]
+    group_auto_commit_interval_ms: int
+    poll_records_max: int
+    poll_bytes_max: int
+    poll_timeout_max_ms: int
+    groups_max: int
+    group_members_max: int
+    consumers_max: int
+    offsets_retention_ms: int | None
 
     log_level: Literal["debug", "info", "warning", "error"]
     log_format: Literal["json", "pretty", "auto"]
@@ -419,73 +448,14 @@ _RETENTION = _section(
     ),
 )
 
-_QUEUES = _section(
-    "Queues",
-    (
-        "queue_capacity",
-        "queue_capacity",
-        Integer(1, 2**31 - 1),
-        "100000",
-        "How many messages a queue holds, unless `PUT /queues/{name}` says otherwise. One more is "
-        "refused with 429 and `queue_full`.",
-    ),
-    (
-        "queue_bytes_max",
-        "queue_bytes_max",
-        Size(KIB, 1024 * GIB),
-        "256M",
-        "How many bytes of messages a queue holds, unless `PUT /queues/{name}` says otherwise.",
-    ),
-    (
-        "queues_bytes_max",
-        "queues_bytes_max",
-        Size(KIB, 1024 * GIB),
-        "1G",
-        "How many bytes of messages all queues hold together. Past it, enqueue is refused with "
-        "429 and `memory_full`, whatever room a queue still has.",
-    ),
-    (
-        "queues_max",
-        "queues_max",
-        Integer(1, 10_000_000),
-        "1000",
-        "How many queues there may be. Making one more is refused with 429 and `too_many_queues`.",
-    ),
-    (
-        "message_bytes_max",
-        "message_bytes_max",
-        Size(1, GIB),
-        "128K",
-        "The largest message of a queue, and the largest body of an enqueue. More is a 413.",
-    ),
-    (
-        "body_bytes_max",
-        "body_bytes_max",
-        Size(KIB, GIB),
-        "16M",
-        "The largest body of any other request, such as a batch of messages. More is a 413.",
-    ),
-    (
-        "snapshot_at_stop",
-        "snapshot_at_stop",
-        Choice(("on", "off")),
-        "off",
-        "Whether queues outlive a restart: what they hold when the broker stops is written to "
-        "`snapshots/` in the data directory, and loaded at the next start. A broker that is "
-        "killed writes nothing; the next start then loads the snapshot before, and messages that "
-        "were dequeued since are there again.",
-    ),
-    (
-        "snapshot_interval",
-        "snapshot_interval_ms",
-        Duration(SECOND_MS, 24 * HOUR_MS, otherwise="off"),
-        "off",
-        "How often queues that changed are written to `snapshots/`, to be loaded at the next "
-        "start. A crash loses what was enqueued since, and brings back what was dequeued since.",
-    ),
-)
+_QUEUES = _section("Queues", *QUEUE_ROWS)
 
-TABLE: tuple[Setting, ...] = _THE_BROKER + _LISTENERS + _LOGS + _QUEUES + _DURABILITY + _RETENTION
+_TOPICS = _section("Topics", *TOPIC_ROWS)
+_GROUPS = _section("Groups", *GROUP_ROWS)
+
+TABLE: tuple[Setting, ...] = (
+    _THE_BROKER + _LISTENERS + _LOGS + _QUEUES + _TOPICS + _GROUPS + _DURABILITY + _RETENTION
+)
 BY_NAME: Mapping[str, Setting] = MappingProxyType({setting.name: setting for setting in TABLE})
 
 
@@ -568,6 +538,20 @@ _CHECKS: tuple[_Check, ...] = (
         lambda v: v["message_bytes_max"] <= v["body_bytes_max"],
         "is larger than the largest body, which a batch of one message must fit into",
         lambda v: f"use at most body_bytes_max, {show_size(v['body_bytes_max'])}",
+    ),
+    (
+        "topic_partitions",
+        ("topic_partitions", "topic_partitions_max"),
+        lambda v: v["topic_partitions"] <= v["topic_partitions_max"],
+        "is more than a topic may have",
+        lambda v: f"use at most topic_partitions_max, {v['topic_partitions_max']}",
+    ),
+    (
+        "group_heartbeat_interval",
+        ("group_heartbeat_interval_ms", "group_session_timeout_ms"),
+        lambda v: v["group_heartbeat_interval_ms"] * 2 <= v["group_session_timeout_ms"],
+        "is more than half of a session, so one late heartbeat would end it",
+        lambda v: f"use at most half of {show_duration(v['group_session_timeout_ms'])}",
     ),
     (
         "segment_bytes",

@@ -127,6 +127,24 @@ class TopicUnknown(MillstreamError):
     code = "topic_unknown"
 
 
+class TopicReserved(MillstreamError):
+    """A name that begins with `__`: the broker's own topics are not for clients; fields: topic."""
+
+    code = "topic_reserved"
+
+
+class TopicSettingInvalid(MillstreamError):
+    """A setting that topics do not have, or a value that it cannot have; fields: setting, value."""
+
+    code = "topic_setting_invalid"
+
+
+class TooManyTopics(MillstreamError):
+    """As many topics, or partitions of all topics, as are allowed; fields: limit."""
+
+    code = "too_many_topics"
+
+
 class PartitionUnknown(MillstreamError):
     """The topic has no such partition; fields: topic, partition."""
 
@@ -149,6 +167,40 @@ class LogDamaged(MillstreamError):
     """Bytes in the middle of a log cannot be trusted; fields: segment or partition, first, last."""
 
     code = "log_damaged"
+
+
+# ---- publishing
+
+
+class TimestampInvalid(MillstreamError):
+    """A time before 1970 or past what 63 bits hold; fields: record, timestamp_ms."""
+
+    code = "timestamp_invalid"
+
+
+class HeaderInvalid(MillstreamError):
+    """A record's header whose name is empty, too long or reserved; fields: record, header."""
+
+    code = "header_invalid"
+
+
+class KeyRequired(MillstreamError):
+    """A record without a key, in a topic that keeps the newest of each key; fields: record."""
+
+    code = "key_required"
+
+
+class IdempotencyKeyInvalid(MillstreamError):
+    """A key that is empty, too long or has a character that is not visible ASCII."""
+
+    code = "idempotency_key_invalid"
+
+
+class TooManyIdempotencyKeys(MillstreamError):
+    """As many keys are remembered as are allowed; those that expire make room; fields: limit."""
+
+    code = "too_many_idempotency_keys"
+    retriable = True
 
 
 # ---- producers
@@ -231,6 +283,19 @@ class BrokerUnreachable(MillstreamError):
     retriable = True
 
 
+class ClientClosed(MillstreamError):
+    """The client was closed, so nothing more can be asked with it."""
+
+    code = "client_closed"
+
+
+class StreamClosed(MillstreamError):
+    """A WebSocket ended; fields: close_code, reason, where the broker said why."""
+
+    code = "stream_closed"
+    retriable = True
+
+
 class ParameterInvalid(MillstreamError):
     """A parameter of a request is out of range or of the wrong kind; fields: parameter."""
 
@@ -247,6 +312,109 @@ class BodyInvalid(MillstreamError):
     """The body of a request does not have the form that the route asks for."""
 
     code = "body_invalid"
+
+
+class BodyTooLarge(MillstreamError):
+    """The body of a request is larger than the limit; fields: limit_bytes."""
+
+    code = "body_too_large"
+
+
+class Busy(MillstreamError):
+    """More requests wait for something to come than are allowed; fields: limit."""
+
+    code = "busy"
+    retriable = True
+
+
+class Stopping(MillstreamError):
+    """The broker stops. Try another one, or this one in a while."""
+
+    code = "stopping"
+    retriable = True
+
+
+# ---- groups
+
+
+class GroupNameInvalid(MillstreamError):
+    """A name that is empty, too long, reserved or has a character that is not allowed."""
+
+    code = "group_name_invalid"
+
+
+class GroupUnknown(MillstreamError):
+    """There is no group of that name; fields: group."""
+
+    code = "group_unknown"
+
+
+class GroupNotEmpty(MillstreamError):
+    """Only a group without members lets itself be changed like this; fields: group, members."""
+
+    code = "group_not_empty"
+
+
+class TooManyGroups(MillstreamError):
+    """As many groups as are allowed; fields: groups_max."""
+
+    code = "too_many_groups"
+    retriable = True
+
+
+class TooManyMembers(MillstreamError):
+    """As many members as a group may have; fields: group, members_max."""
+
+    code = "too_many_members"
+    retriable = True
+
+
+class MemberUnknown(MillstreamError):
+    """The group has no such member, or no longer; fields: group, member_id. Join again."""
+
+    code = "member_unknown"
+
+
+class MemberFenced(MillstreamError):
+    """Another member with the same instance id took over; fields: group, member_id."""
+
+    code = "member_fenced"
+
+
+class StaleGeneration(MillstreamError):
+    """The member went on since that generation; fields: group, member_id, generation, current."""
+
+    code = "stale_generation"
+
+
+class PartitionNotAssigned(MillstreamError):
+    """A member may only commit what is assigned to it; fields: group, topic, partition."""
+
+    code = "partition_not_assigned"
+
+
+class OffsetUnknown(MillstreamError):
+    """Nothing is committed, and the member asked not to be sent anywhere; fields: partition."""
+
+    code = "offset_unknown"
+
+
+class MetadataTooLarge(MillstreamError):
+    """The text beside a committed offset is longer than the limit; fields: limit_bytes."""
+
+    code = "metadata_too_large"
+
+
+class ConsumerUnknown(MillstreamError):
+    """No sequential consumer has that id, or no longer; fields: consumer_id, topic."""
+
+    code = "consumer_unknown"
+
+
+class ConsumerFenced(MillstreamError):
+    """A sequential consumer with the same id was opened since; fields: consumer_id."""
+
+    code = "consumer_fenced"
 
 
 # ---- queues

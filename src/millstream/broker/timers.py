@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # What deadlines may take of one turn of the loop.
 TURN_S = 0.002
+# A tick has to be over when the wheel is turned, also where a sum of fractions comes out less.
+ROUNDING_S = 1e-6
 
 
 class Armed(Protocol):
@@ -53,7 +55,7 @@ class Timers:
         if self._armed is not None:
             self._armed.cancel()
         self._armed_s = next_s
-        delay = max(0.0, next_s - self._clock.monotonic())
+        delay = max(0.0, next_s - self._clock.monotonic()) + ROUNDING_S
         self._armed = self._later(delay, self._turn)
 
     def _turn(self) -> None:

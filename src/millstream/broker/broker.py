@@ -1,0 +1,133 @@
+"""The face that listeners call: all parts of the broker, made and started together."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from millstream.broker.consuming import ConsumingOptions, make_consuming
+from millstream.broker.idempotency import Idempotency
+from millstream.broker.publishing import Publisher
+from millstream.broker.reading import Reader
+from millstream.broker.surroundings import Surroundings
+from millstream.broker.topic_settings import TopicDefaults
+from millstream.broker.topics import TopicLimits, Topics
+from millstream.broker.traffic import Traffic
+from millstream.broker.view_snapshots import ViewSnapshots
+from millstream.broker.views import Views
+from millstream.engine.pending import Pending, follow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from millstream.broker.consuming import Consuming
+    from millstream.broker.group_offsets import GroupOffsets
+    from millstream.broker.groups import Groups
+    from millstream.broker.lag import Lags
+    from millstream.broker.queues import Queues
+    from millstream.broker.sequential import Sequential
+    from millstream.broker.snapshots import Snapshots
+    from millstream.broker.timers import Timers
+    from millstream.broker.turns import Turns
+    from millstream.clock import Clock
+    from millstream.engine.protocol import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerOptions:
+    """How the broker is set up; the settings table fills it."""
+
+    topic_defaults: TopicDefaults
+    topic_limits: TopicLimits
+    idempotency_window_ms: int = 600_000
+    idempotency_keys_max: int = 1_000_000
+    view_snapshot_interval_s: float = 60.0
+    consuming: ConsumingOptions = field(default_factory=ConsumingOptions)
+
+
+@dataclass(slots=True)
+class Broker:
+    queues: Queues
+    snapshots: Snapshots
+    timers: Timers
+    views: Views
+    view_snapshots: ViewSnapshots
+    topics: Topics
+    idempotency: Idempotency
+    publisher: Publisher
+    reader: Reader
+    traffic: Traffic
+    consuming: Consuming
+    # Those of `consuming`, as listeners know them.
+    groups: Groups
+    group_offsets: GroupOffsets
+    lags: Lags
+    sequential: Sequential
+
+    async def start(self) -> None:
+        """After the engine: every view as it was, before any listener opens."""
+        await self.begin()
+
+    def begin(self) -> Pending[None]:
+        """The same for a loop that a test turns."""
+        return follow(self._begin())
+
+    def _begin(self) -> Generator[Pending[Any], Any, None]:
+        yield self.views.load()
+        yield self.topics.load()
+        yield self.consuming.start()
+        self.idempotency.start()
+        self.view_snapshots.start()
+
+    def stop(self) -> None:
+        """Before the engine: what is under way ends with it."""
+        self.consuming.stop()
+        self.view_snapshots.stop()
+        self.idempotency.stop()
+
+
+def make_broker(
+    engine: Engine,
+    queues: Queues,
+    snapshots: Snapshots,
+    options: BrokerOptions,
+    *,
+    clock: Clock,
+    timers: Timers,
+    turns: Turns,
+    random_hex: Callable[[int], str] = secrets.token_hex,
+) -> Broker:
+    views = Views(engine, clock, turns)
+    topics = Topics(engine, views, clock, options.topic_defaults, options.topic_limits)
+    idempotency = Idempotency(
+        engine,
+        views,
+        clock,
+        timers,
+        window_ms=options.idempotency_window_ms,
+        keys_max=options.idempotency_keys_max,
+    )
+    traffic = Traffic()
+    traffic.follow(topics)
+    publisher = Publisher(engine, topics, idempotency, traffic=traffic, clock=clock, turns=turns)
+    reader = Reader(engine, topics, traffic, timers)
+    around = Surroundings(views, topics, reader, clock, timers, turns)
+    consuming = make_consuming(around, options.consuming, random_hex)
+    return Broker(
+        queues=queues,
+        snapshots=snapshots,
+        timers=timers,
+        views=views,
+        view_snapshots=ViewSnapshots(engine, views, timers, options.view_snapshot_interval_s),
+        topics=topics,
+        idempotency=idempotency,
+        publisher=publisher,
+        reader=reader,
+        traffic=traffic,
+        consuming=consuming,
+        groups=consuming.groups,
+        group_offsets=consuming.group_offsets,
+        lags=consuming.lags,
+        sequential=consuming.sequential,
+    )

@@ -1,0 +1,412 @@
+"""Committed offsets: written, read, reset, forgotten and expired.
+
+An offset is the next one that a group wants to read, as in Kafka, and a commit sets what it says,
+also when that is less than before. Offsets live in the view `OffsetTable`; here is what they mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import structlog
+
+from millstream.broker.group_values import (
+    Commit,
+    Committed,
+    check_group_name,
+)
+from millstream.broker.offset_table import (
+    OffsetTable,
+    group_key,
+    offset_key,
+    offset_value,
+)
+from millstream.broker.topics import partition_unknown
+from millstream.engine.pending import Pending, follow
+from millstream.errors import (
+    GroupNotEmpty,
+    GroupUnknown,
+    MetadataTooLarge,
+    MillstreamError,
+    OffsetOutOfRange,
+    ParameterInvalid,
+)
+
+if TYPE_CHECKING:
+    from millstream.broker.surroundings import Surroundings
+    from millstream.broker.topics import Topic
+    from millstream.broker.views import Change
+
+# As much as Kafka takes.
+METADATA_BYTES_MAX = 4096
+# How many keys one append removes, and how many groups are looked at in one turn of the loop:
+# a few milliseconds each.
+REMOVE_MAX = 10_000
+SWEEP_GROUPS = 500
+# Times that are looked up in one turn of the loop.
+LOOK_UP_SLICE = 20
+# How often groups long gone are looked for. The first look is that long after the start, so that
+# members have the time to come back.
+SWEEP_SECONDS = 600.0
+
+ResetKind: TypeAlias = Literal["earliest", "latest", "offset", "time"]
+
+
+class ResetTo(NamedTuple):
+    kind: ResetKind
+    # An offset, or milliseconds since 1970.
+    value: int = 0
+
+
+class ResetDone(NamedTuple):
+    topic: str
+    partition: int
+    before: int | None
+    after: int
+
+
+class GroupOffsets:
+    __slots__ = (
+        "_clock",
+        "_has_stopped",
+        "_members",
+        "_reader",
+        "_retention_ms",
+        "_started",
+        "_timers",
+        "_topics",
+        "_turns",
+        "_views",
+        "commits",
+        "expired_groups",
+        "table",
+    )
+
+    def __init__(
+        self, around: Surroundings, retention_ms: int | None, name: str = "offsets"
+    ) -> None:
+        """`name` is that of the view: sequential consumers have one of their own."""
+        self.table = OffsetTable(name)
+        around.views.add(self.table)
+        self._views = around.views
+        self._topics = around.topics
+        self._reader = around.reader
+        self._clock = around.clock
+        self._timers = around.timers
+        self._turns = around.turns
+        self._retention_ms = retention_ms
+        self._members: Callable[[str], int] = lambda _group: 0
+        self._started = (0, 0.0)
+        self._has_stopped = False
+        self.commits = 0
+        self.expired_groups = 0
+        around.topics.watch_deleted(self._topic_deleted)
+
+    def topics_of(self, group: str, names: dict[bytes, str]) -> tuple[str, ...]:
+        """Those in which it has committed something."""
+        return tuple(sorted(names[uuid] for uuid in self.table.topics(group) if uuid in names))
+
+    def count_members_by(self, members: Callable[[str], int]) -> None:
+        """Who knows how many members a group has."""
+        self._members = members
+
+    # ---- committing
+
+    def check(self, commits: Sequence[Commit]) -> None:
+        """Raises for the first one that cannot be kept."""
+        for one in commits:
+            end = self._reader.offsets(one.topic, one.partition).high_watermark
+            if not 0 <= one.offset <= end:
+                raise OffsetOutOfRange(
+                    f"{one.topic}/{one.partition} ends at {end}; {one.offset} cannot be committed",
+                    topic=one.topic,
+                    partition=one.partition,
+                    offset=one.offset,
+                    start=0,
+                    end=end,
+                )
+            if len(one.metadata.encode(errors="replace")) > METADATA_BYTES_MAX:
+                raise MetadataTooLarge(
+                    f"the metadata of a commit may have {METADATA_BYTES_MAX} bytes",
+                    topic=one.topic,
+                    partition=one.partition,
+                    limit_bytes=METADATA_BYTES_MAX,
+                )
+            if not _is_text(one.metadata):
+                raise ParameterInvalid(
+                    "the metadata of a commit is not text that can be written as UTF-8",
+                    parameter="metadata",
+                )
+
+    def write(self, group: str, commits: Sequence[Commit]) -> Pending[list[Committed]]:
+        """What was checked; done when it is durable."""
+        now_ms = self._clock.wall_ms()
+        changes: list[Change] = []
+        committed = []
+        for topic, partition, offset, metadata in commits:
+            uuid = self._topics.get(topic).uuid.bytes
+            value = offset_value(offset, now_ms, metadata)
+            changes.append((offset_key(group, uuid, partition), value))
+            committed.append(Committed(topic, partition, offset, metadata, now_ms))
+        self.commits += len(changes)
+        done: Pending[list[Committed]] = Pending()
+        self._views.change(self.table, changes).then(
+            lambda one: done.succeed(committed) if one.error is None else done.fail(one.error)
+        )
+        return done
+
+    def position(self, group: str, topic: str, partition: int) -> int | None:
+        """What is committed; not before `settled` may anybody be told."""
+        entry = self.table.get(group, self._topics.get(topic).uuid.bytes, partition)
+        return entry.offset if entry is not None else None
+
+    def settled(self) -> Pending[None]:
+        """Done when all that is committed now is durable."""
+        return self._views.settled(self.table)
+
+    def topic(self, name: str) -> Topic:
+        return self._topics.get(name)
+
+    # ---- reading
+
+    def committed(self, group: str, topic: str | None = None) -> Pending[list[Committed]]:
+        return follow(self._committed(group, topic))
+
+    def _committed(
+        self, group: str, topic: str | None
+    ) -> Generator[Pending[Any], Any, list[Committed]]:
+        self.known(group)
+        if topic is not None:
+            self._topics.get(topic)
+        yield self._views.settled(self.table)
+        return [one for one in self.all_of(group) if topic in (None, one.topic)]
+
+    def topic_names(self) -> dict[bytes, str]:
+        return {topic.uuid.bytes: topic.name for topic in self._topics.by_name.values()}
+
+    def all_of(self, group: str, names: dict[bytes, str] | None = None) -> list[Committed]:
+        """By topic and partition. What belongs to topics that are gone is not shown. Who asks for
+        many groups gives `topic_names` along."""
+        names = names if names is not None else self.topic_names()
+        found = [
+            Committed(names[one.uuid], one.partition, one.offset, one.metadata, one.committed_ms)
+            for one in self.table.of_group(group)
+            if one.uuid in names
+        ]
+        return sorted(found)
+
+    def known(self, group: str) -> None:
+        """GroupUnknown unless it has members, offsets or a past."""
+        check_group_name(group)
+        if not self._members(group) and not self.table.has_group(group):
+            raise GroupUnknown(
+                f"there is no group {group}; a group appears when somebody joins it or commits",
+                group=group,
+            )
+
+    # ---- resetting and forgetting
+
+    def reset(
+        self,
+        group: str,
+        topic: str,
+        to: ResetTo,
+        partitions: Sequence[int] | None = None,
+        *,
+        is_dry_run: bool = False,
+    ) -> Pending[list[ResetDone]]:
+        """Set where a group goes on. It must have no members: they would go on where they are."""
+        return follow(self._reset(group, topic, to, partitions, is_dry_run))
+
+    def _reset(
+        self,
+        group: str,
+        topic: str,
+        to: ResetTo,
+        partitions: Sequence[int] | None,
+        is_dry_run: bool,
+    ) -> Generator[Pending[Any], Any, list[ResetDone]]:
+        check_group_name(group)
+        found = self._topics.get(topic)
+        numbers = _numbers(found, partitions)
+        after: dict[int, int] = {}
+        for number in numbers:
+            after[number] = yield self._where(topic, number, to)
+            if not len(after) % LOOK_UP_SLICE:
+                yield self._breath()
+        if not is_dry_run:
+            # Last, because somebody may have joined while times were looked up.
+            self.refuse_members(group)
+        before = {number: self.position(group, topic, number) for number in numbers}
+        if is_dry_run:
+            yield self._views.settled(self.table)
+        else:
+            yield self.write(group, [Commit(topic, number, after[number]) for number in numbers])
+        return [ResetDone(topic, number, before[number], after[number]) for number in numbers]
+
+    def _where(self, topic: str, partition: int, to: ResetTo) -> Pending[int]:
+        start, end = self._reader.offsets(topic, partition)
+        if to.kind == "earliest":
+            return Pending.of(start)
+        if to.kind == "latest":
+            return Pending.of(end)
+        if to.kind == "time":
+            return self._reader.offset_at(topic, partition, to.value)
+        if not start <= to.value <= end:
+            return Pending.failed(
+                OffsetOutOfRange(
+                    f"{topic}/{partition} has offsets {start} to {end}; {to.value} is outside",
+                    topic=topic,
+                    partition=partition,
+                    offset=to.value,
+                    start=start,
+                    end=end,
+                )
+            )
+        return Pending.of(to.value)
+
+    def forget(self, group: str, topic: str) -> Pending[int]:
+        """Remove what a group committed in a topic; how many offsets that were."""
+        return follow(self._forget(group, topic))
+
+    def _forget(self, group: str, topic: str) -> Generator[Pending[Any], Any, int]:
+        self.known(group)
+        self.refuse_members(group)
+        uuid = self._topics.get(topic).uuid.bytes
+        keys = [offset_key(group, uuid, one.partition) for one in self.table.of_topic(group, uuid)]
+        yield self._remove(keys)
+        return len(keys)
+
+    def delete_group(self, group: str) -> Pending[None]:
+        """Everything that is kept of a group."""
+        return self._remove(self._keys_of(group))
+
+    def refuse_members(self, group: str) -> None:
+        members = self._members(group)
+        if members:
+            raise GroupNotEmpty(
+                f"group {group} has {members} members; stop them first",
+                group=group,
+                members=members,
+            )
+
+    def _keys_of(self, group: str) -> list[bytes]:
+        keys = [offset_key(group, one.uuid, one.partition) for one in self.table.of_group(group)]
+        return keys if self.table.mark(group) is None else [*keys, group_key(group)]
+
+    def _remove(self, keys: Sequence[bytes]) -> Pending[None]:
+        if not keys:
+            return self._views.settled(self.table)
+        return self._views.change(self.table, [(key, None) for key in keys])
+
+    # ---- topics that go
+
+    def _topic_deleted(self, _topic: Topic) -> None:
+        # Nobody can see offsets of a UUID that no topic has; this only gives back their room.
+        self._remove_orphans()
+
+    def _remove_orphans(self) -> None:
+        """In parts, so that no turn of the loop and no append gets too large."""
+        uuids = frozenset(topic.uuid.bytes for topic in self._topics.by_name.values())
+        keys = list(islice(self.table.orphans(uuids), REMOVE_MAX))
+        if keys and not self._has_stopped:
+            self._remove(keys).then(self._removed_orphans)
+
+    def _removed_orphans(self, done: Pending[None]) -> None:
+        # What could not be removed now is removed after the next deletion or start.
+        if done.error is None:
+            self._remove_orphans()
+
+    # ---- the start and time
+
+    def start(self) -> Pending[None]:
+        """After views and topics: nothing points past the end of what recovery has found. A
+        topic in a weaker mode may have lost its tail, and will give those offsets again."""
+        self._started = (self._clock.wall_ms(), self._clock.monotonic())
+        self._arm()
+        return follow(self._start())
+
+    def _start(self) -> Generator[Pending[Any], Any, None]:
+        self._remove_orphans()
+        ends = {
+            topic.uuid.bytes: [
+                self._reader.offsets(topic.name, number).high_watermark
+                for number in range(topic.partitions)
+            ]
+            for topic in self._topics.by_name.values()
+        }
+        changes: list[Change] = [
+            (
+                offset_key(group, one.uuid, one.partition),
+                offset_value(end, one.committed_ms, one.metadata),
+            )
+            for group, one, end in self.table.past_ends(ends)
+        ]
+        if changes:
+            _logger().warning("offsets lay past the end of their partitions", offsets=len(changes))
+        for first in range(0, len(changes), REMOVE_MAX):
+            yield self._views.change(self.table, changes[first : first + REMOVE_MAX])
+        yield self._views.settled(self.table)
+
+    def stop(self) -> None:
+        self._has_stopped = True
+
+    def _arm(self) -> None:
+        if self._retention_ms is not None:
+            self._timers.after(SWEEP_SECONDS, self._sweep)
+
+    def _sweep(self) -> None:
+        if not self._has_stopped:
+            self._arm()
+            follow(self._expire()).then(_log_failure)
+
+    def _expire(self) -> Generator[Pending[Any], Any, None]:
+        """Forget groups without members that have not committed for long. Time is what has
+        passed since the start, so that a wall clock that is put forward expires nothing."""
+        assert self._retention_ms is not None
+        wall_ms, monotonic = self._started
+        now_ms = wall_ms + int((self._clock.monotonic() - monotonic) * 1000)
+        horizon_ms = now_ms - self._retention_ms
+        groups = self.table.groups()
+        for first in range(0, len(groups), SWEEP_GROUPS):
+            keys: list[bytes] = []
+            for group in groups[first : first + SWEEP_GROUPS]:
+                if self.table.newest_ms(group) < horizon_ms and not self._members(group):
+                    keys += self._keys_of(group)
+                    self.expired_groups += 1
+            yield self._remove(keys) if keys else self._breath()
+
+    def _breath(self) -> Pending[None]:
+        pending: Pending[None] = Pending()
+        self._turns.soon(lambda: pending.succeed(None))
+        return pending
+
+
+def _numbers(topic: Topic, partitions: Sequence[int] | None) -> list[int]:
+    if partitions is None:
+        return list(range(topic.partitions))
+    for number in partitions:
+        if not 0 <= number < topic.partitions:
+            raise partition_unknown(topic, number)
+    return sorted(set(partitions))
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _log_failure(done: Pending[None]) -> None:
+    if done.error is not None:
+        why = done.error.message if isinstance(done.error, MillstreamError) else repr(done.error)
+        _logger().warning("groups long gone not removed; the next sweep tries again", why=why)
+
+
+def _logger() -> structlog.stdlib.BoundLogger:
+    logger: structlog.stdlib.BoundLogger = structlog.get_logger("millstream.broker")
+    return logger

@@ -1,0 +1,529 @@
+"""Groups: consumers that share the partitions of topics.
+
+Members live in memory: after a restart they join again. What survives is what was committed, and
+the group's generation, so that no number is ever given twice. Generations are reserved in blocks,
+one append for many of them; a group that becomes empty gives the rest of its block back.
+
+Every answer waits until what it says is durable. Sessions, long polls, the time that a member has
+to give partitions up and commits by the clock are timers on the monotonic clock: the wall clock
+may jump as it likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from millstream.broker.group_values import (
+    Commit,
+    Committed,
+    GroupFacts,
+    GroupSummary,
+    Join,
+    Joined,
+    MemberFacts,
+    Poll,
+    Polled,
+    PolledPart,
+    Standing,
+    check_group_name,
+)
+from millstream.broker.joining import GroupOptions, check_join, check_poll
+from millstream.broker.membership import Member
+from millstream.broker.polling import Polling, Session, read, wait_for_more
+from millstream.broker.rebalancing import Group, Rebalancing
+from millstream.engine.pending import Pending, follow
+from millstream.errors import (
+    MemberUnknown,
+    MillstreamError,
+    ParameterInvalid,
+    TooManyGroups,
+    TooManyMembers,
+)
+from millstream.log.partition import PartitionId
+
+if TYPE_CHECKING:
+    from millstream.broker.group_offsets import GroupOffsets
+    from millstream.broker.surroundings import Surroundings
+    from millstream.broker.topics import Topic
+
+# The random part of a member id: nobody guesses it, no two are the same.
+MEMBER_ID_BYTES = 8
+# How long a poll pauses that was woken and found nothing, so that it never turns the loop alone.
+PAUSE_SECONDS = 0.01
+
+
+class Groups:
+    """All groups of one broker, as listeners call them."""
+
+    __slots__ = (
+        "_clock",
+        "_offsets",
+        "_options",
+        "_random_hex",
+        "_reader",
+        "_rebalancing",
+        "_timers",
+        "_topics",
+        "counts",
+    )
+
+    def __init__(
+        self,
+        around: Surroundings,
+        offsets: GroupOffsets,
+        options: GroupOptions,
+        random_hex: Callable[[int], str],
+    ) -> None:
+        self._offsets = offsets
+        self._topics = around.topics
+        self._reader = around.reader
+        self._clock = around.clock
+        self._timers = around.timers
+        self._options = options
+        self._random_hex = random_hex
+        self._rebalancing = Rebalancing(around, offsets, options)
+        self.counts = self._rebalancing.counts
+        offsets.count_members_by(self._rebalancing.count_members)
+        around.topics.watch_deleted(self._topic_deleted)
+        around.topics.watch_partitions(self._topic_grown)
+
+    # ---- joining and leaving
+
+    def join(self, group: str, join: Join) -> Pending[Joined]:
+        """Become a member, or change what one asked for. The answer has the first partitions."""
+        return follow(self._join(group, join))
+
+    def _join(self, name: str, join: Join) -> Generator[Pending[Any], Any, Joined]:
+        check_group_name(name)
+        join = check_join(join, self._options)
+        for topic in join.topics:
+            self._topics.get(topic)
+        group = self._rebalancing.groups.get(name)
+        if join.member_id is not None:
+            if group is None:
+                raise _member_unknown(name, join.member_id)
+            session = self._join_again(group, join, join.member_id)
+        else:
+            session = self._join_new(name, group, join)
+            group = self._rebalancing.groups[name]
+        self._rebalancing.reconcile(group, session)
+        session.member.acknowledged = session.member.generation
+        standing = group.membership.standing(session.member)
+        yield self._offsets.settled()
+        assert join.session_timeout_ms is not None
+        return Joined(standing, join.session_timeout_ms, self._options.heartbeat_interval_ms)
+
+    def _join_again(self, group: Group, join: Join, member_id: str) -> Session:
+        member = group.membership.find(member_id)
+        if join.instance_id != member.instance_id:
+            raise ParameterInvalid(
+                f"member {member_id} has the instance id {member.instance_id}; "
+                "join without a member id to have another",
+                parameter="instance_id",
+            )
+        old = group.sessions[member_id]
+        session = self._session(member, join)
+        # An old number must not be taken for one of this session.
+        session.positions.number = old.positions.number
+        wanted = frozenset(join.topics)
+        is_new = (wanted, join.assignor) != (member.topics, member.assignor)
+        self._set_partitions(group, join.topics)
+        group.membership.rejoin(member, wanted, join.assignor)
+        self._rebalancing.close(old)
+        self._rebalancing.open(group, session, "subscription" if is_new else None)
+        return session
+
+    def _join_new(self, name: str, group: Group | None, join: Join) -> Session:
+        new_id = f"{join.client_id}-{self._random_hex(MEMBER_ID_BYTES)}"
+        member = Member(
+            new_id, join.client_id, frozenset(join.topics), join.instance_id, join.assignor
+        )
+        session = self._session(member, join)
+        static = None
+        if group is not None and join.instance_id is not None:
+            static = group.membership.static_member(join.instance_id)
+        if group is not None and static is not None:
+            is_new = (member.topics, member.assignor) != (static.topics, static.assignor)
+            self._set_partitions(group, join.topics)
+            group.membership.take_over(static, member)
+            self._rebalancing.close(group.sessions.pop(static.id))
+            self._rebalancing.open(group, session, "subscription" if is_new else None)
+            return session
+        self._check_room(name, group)
+        group = self._rebalancing.get_or_create(name)
+        self._set_partitions(group, join.topics)
+        group.membership.add(member)
+        self._rebalancing.open(group, session, "join")
+        return session
+
+    def _session(self, member: Member, join: Join) -> Session:
+        assert join.session_timeout_ms is not None
+        assert join.auto_offset_reset is not None
+        assert join.auto_commit_interval_ms is not None
+        now = self._clock.monotonic()
+        return Session(
+            member,
+            timeout_ms=join.session_timeout_ms,
+            auto_offset_reset=join.auto_offset_reset,
+            auto_commit_s=join.auto_commit_interval_ms / 1000 if join.auto_commit else None,
+            last_call=now,
+            last_commit=now,
+        )
+
+    def _set_partitions(self, group: Group, topics: Sequence[str]) -> None:
+        for topic in topics:
+            group.membership.set_partitions(topic, self._topics.get(topic).partitions)
+
+    def _check_room(self, name: str, group: Group | None) -> None:
+        options = self._options
+        if group is not None:
+            if len(group.sessions) >= options.members_max:
+                raise TooManyMembers(
+                    f"group {name} has {options.members_max} members, which is the limit; "
+                    "let one leave, or raise `group_members_max`",
+                    group=name,
+                    members_max=options.members_max,
+                )
+        elif not self._offsets.table.has_group(name) and self.count() >= options.groups_max:
+            raise too_many_groups(options.groups_max)
+
+    def leave(self, group: str, member_id: str, received: int | None = None) -> Pending[None]:
+        """Go, with what was polled so far committed if the broker commits for this member. What a
+        static member has stays its own until its session ends. `received` as in `Poll`."""
+        return follow(self._leave(group, member_id, received))
+
+    def _leave(
+        self, name: str, member_id: str, received: int | None
+    ) -> Generator[Pending[Any], Any, None]:
+        group = self._find(name, member_id)
+        member = group.membership.find(member_id)
+        session = group.sessions[member_id]
+        session.positions.receive(received)
+        self._rebalancing.commit_handled(group, session)
+        if member.instance_id is None:
+            self._rebalancing.remove(group, session, "leave")
+        else:
+            self._rebalancing.called(session)
+            session.has_left = True
+            if session.polling is not None:
+                session.polling.end()
+        yield self._offsets.settled()
+
+    # ---- being there
+
+    def heartbeat(self, group: str, member_id: str, generation: int) -> Pending[Standing]:
+        """Say that one is there, and hear what changed."""
+        return follow(self._heartbeat(group, member_id, generation))
+
+    def _heartbeat(
+        self, name: str, member_id: str, generation: int
+    ) -> Generator[Pending[Any], Any, Standing]:
+        group = self._find(name, member_id)
+        member = group.membership.called(member_id, generation)
+        session = group.sessions[member_id]
+        self._rebalancing.called(session)
+        self._rebalancing.acknowledge(group, session, generation)
+        self._rebalancing.reconcile(group, session)
+        standing = group.membership.standing(member)
+        if standing.generation != generation:
+            yield self._offsets.settled()
+        return standing
+
+    # ---- polling
+
+    def poll(
+        self, group: str, member_id: str, generation: int, poll: Poll | None = None
+    ) -> Polling:
+        """Records of the partitions that the member has. It waits while there are none, and ends
+        early when the member's partitions change. A poll takes the place of one under way."""
+        poll = poll if poll is not None else Poll()
+        try:
+            count_max, bytes_max, wait_ms = check_poll(poll, self._options)
+            found = self._find(group, member_id)
+            found.membership.called(member_id, generation)
+        except MillstreamError as error:
+            return Polling.failed(error)
+        session = found.sessions[member_id]
+        if session.polling is not None:
+            session.polling.end()
+        self._rebalancing.called(session)
+        session.positions.receive(poll.received)
+        self._rebalancing.acknowledge(found, session, generation)
+        self._rebalancing.commit_when_due(found, session)
+        number = session.positions.number
+        polling = Polling(lambda: _give_back(session, number + 1))
+        session.polling = polling
+        deadline = self._clock.monotonic() + wait_ms / 1000
+        steps = self._poll(found, session, polling, (count_max, bytes_max, deadline))
+        follow(steps).then(lambda one: self._polled(session, polling, one))
+        return polling
+
+    def _polled(self, session: Session, polling: Polling, done: Pending[Polled]) -> None:
+        if session.polling is polling:
+            session.polling = None
+            session.last_call = self._clock.monotonic()
+        if done.error is not None:
+            polling.pending.fail(done.error)
+        else:
+            polling.pending.succeed(done.result())
+
+    def _poll(
+        self, group: Group, session: Session, polling: Polling, limits: tuple[int, int, float]
+    ) -> Generator[Pending[Any], Any, Polled]:
+        count_max, bytes_max, deadline = limits
+        member = session.member
+        before = member.generation
+        has_waited = False
+        parts: list[PolledPart] = []
+        had: dict[PartitionId, int] = {}
+        while not polling.is_over:
+            self._rebalancing.reconcile(group, session)
+            # Also when a heartbeat of the member was told first.
+            has_changed = member.generation != before
+            had = dict(member.owned)
+            self._check_placed(group, session)
+            parts = yield from read(
+                session,
+                self._reader,
+                count_max,
+                bytes_max,
+                lambda id: self._rebalancing.out_of_range(group, session, id),
+            )
+            if not parts:
+                self._check_placed(group, session)
+            rest = deadline - self._clock.monotonic()
+            if parts or has_changed or rest <= 0 or polling.is_over:
+                break
+            if group.membership.has_news(member):
+                continue
+            if has_waited:
+                # Woken for nothing, such as a topic that is about to go.
+                has_waited = False
+                yield self._pause(polling)
+                continue
+            has_waited = True
+            yield from wait_for_more(session, polling, self._reader, rest)
+        if member.generation != member.acknowledged or session.is_unsettled:
+            session.is_unsettled = False
+            yield self._offsets.settled()
+        if session.is_gone:
+            # It went, was replaced, or joined again in the meantime.
+            group.membership.find(member.id)
+        if polling.is_over:
+            parts = []
+        return self._answer(group, session, [one for one in parts if _still(one, had, member)])
+
+    def _check_placed(self, group: Group, session: Session) -> None:
+        """Every partition has a position, or the member asked for none to be made up."""
+        missing = [id for id in session.member.owned if id not in session.positions]
+        if not missing:
+            return
+        self._rebalancing.place(group, session, missing)
+        for id in missing:
+            if id not in session.positions and session.auto_offset_reset == "none":
+                raise self._rebalancing.no_position(group, id)
+
+    def _answer(self, group: Group, session: Session, parts: list[PolledPart]) -> Polled:
+        number = session.positions.give(
+            {PartitionId(one.topic, one.partition): one.next_offset for one in parts}
+        )
+        for one in parts:
+            self.counts.consumed(group.name, one.topic, len(one.records))
+        return Polled(group.membership.standing(session.member), number, parts)
+
+    def _pause(self, polling: Polling) -> Pending[None]:
+        self._timers.after(PAUSE_SECONDS, polling.wake)
+        return polling.wait()
+
+    # ---- committing
+
+    def commit(
+        self,
+        group: str,
+        commits: Sequence[Commit],
+        member_id: str | None = None,
+        generation: int | None = None,
+    ) -> Pending[list[Committed]]:
+        """All of them or none; done when they are durable. Without a member only while the group
+        has none: its members would not know."""
+        return follow(self._commit(group, commits, member_id, generation))
+
+    def _commit(
+        self,
+        name: str,
+        commits: Sequence[Commit],
+        member_id: str | None,
+        generation: int | None,
+    ) -> Generator[Pending[Any], Any, list[Committed]]:
+        check_group_name(name)
+        if member_id is None:
+            self._offsets.refuse_members(name)
+            if not self._offsets.table.has_group(name) and self.count() >= self._options.groups_max:
+                raise too_many_groups(self._options.groups_max)
+            self._offsets.check(commits)
+        else:
+            self._check_member_commit(name, commits, member_id, generation)
+        if not commits:
+            yield self._offsets.settled()
+            return []
+        done: list[Committed] = yield self._offsets.write(name, commits)
+        return done
+
+    def _check_member_commit(
+        self, name: str, commits: Sequence[Commit], member_id: str, generation: int | None
+    ) -> None:
+        if generation is None:
+            raise ParameterInvalid(
+                "a commit by a member needs its generation", parameter="generation"
+            )
+        group = self._find(name, member_id)
+        member = group.membership.called(member_id, generation)
+        session = group.sessions[member_id]
+        ids = [PartitionId(one.topic, one.partition) for one in commits]
+        self._offsets.check(commits)
+        for id in ids:
+            group.membership.may_commit(member, generation, id)
+        self._rebalancing.called(session)
+        for id in ids:
+            session.positions.committed(id)
+
+    # ---- looking
+
+    def count(self) -> int:
+        """Groups that have members or a past. Who joins leaves a mark in the table."""
+        return len(self._offsets.table.groups())
+
+    def summaries(self) -> Pending[list[GroupSummary]]:
+        """All groups, by name."""
+        return follow(self._summaries())
+
+    def _summaries(self) -> Generator[Pending[Any], Any, list[GroupSummary]]:
+        yield self._offsets.settled()
+        names = self._rebalancing.groups.keys() | set(self._offsets.table.groups())
+        topics = self._offsets.topic_names()
+        return [self._summary(name, topics) for name in sorted(names)]
+
+    def describe(self, group: str) -> Pending[GroupFacts]:
+        return follow(self._describe(group))
+
+    def _describe(self, name: str) -> Generator[Pending[Any], Any, GroupFacts]:
+        self._offsets.known(name)
+        yield self._offsets.settled()
+        group = self._rebalancing.groups.get(name)
+        sessions = group.sessions.values() if group is not None else ()
+        members = sorted(self._member_facts(session) for session in sessions)
+        summary = self._summary(name, self._offsets.topic_names())
+        return GroupFacts(summary, members, self._offsets.all_of(name))
+
+    def _summary(self, name: str, names: dict[bytes, str]) -> GroupSummary:
+        group = self._rebalancing.groups.get(name)
+        if group is None:
+            mark = self._offsets.table.mark(name)
+            generation = mark.generation if mark is not None else 0
+            topics = self._offsets.topics_of(name, names)
+            return GroupSummary(name, "empty", 0, generation, self._options.assignor, topics)
+        membership = group.membership
+        return GroupSummary(
+            name,
+            "stable" if membership.is_settled else "rebalancing",
+            len(membership.members),
+            membership.generation,
+            membership.assignor,
+            tuple(sorted(membership.topics())),
+        )
+
+    def _member_facts(self, session: Session) -> MemberFacts:
+        member = session.member
+        return MemberFacts(
+            member.id,
+            member.client_id,
+            member.instance_id,
+            member.generation,
+            tuple(sorted(member.topics)),
+            tuple(sorted(member.owned)),
+            tuple(sorted(member.revoking)),
+            session.timeout_ms,
+            int((self._clock.monotonic() - session.last_call) * 1000),
+        )
+
+    def owner(self, group: str, id: PartitionId) -> str | None:
+        """The member that has a partition."""
+        found = self._rebalancing.groups.get(group)
+        member = found.membership.owners.get(id) if found is not None else None
+        return member.id if member is not None else None
+
+    def has_members(self, group: str) -> bool:
+        return group in self._rebalancing.groups
+
+    @property
+    def members(self) -> int:
+        return sum(len(group.sessions) for group in self._rebalancing.groups.values())
+
+    # ---- the end of a group, and of all
+
+    def delete(self, group: str) -> Pending[None]:
+        """Forget a group that has no members, and what it committed."""
+        return follow(self._delete(group))
+
+    def _delete(self, name: str) -> Generator[Pending[Any], Any, None]:
+        self._offsets.known(name)
+        self._offsets.refuse_members(name)
+        yield self._offsets.delete_group(name)
+
+    def drain(self) -> None:
+        """Before a stop: polls that wait are answered now, without records."""
+        for group in self._rebalancing.groups.values():
+            for session in list(group.sessions.values()):
+                if session.polling is not None:
+                    session.polling.end()
+
+    def commit_handled(self) -> None:
+        """At a stop: what members have handled and the broker has not committed for them yet."""
+        for group in self._rebalancing.groups.values():
+            for session in group.sessions.values():
+                self._rebalancing.commit_handled(group, session)
+
+    # ---- topics
+
+    def _topic_deleted(self, topic: Topic) -> None:
+        self._rebalancing.set_partitions(topic.name, 0)
+
+    def _topic_grown(self, topic: Topic) -> None:
+        self._rebalancing.set_partitions(topic.name, topic.partitions)
+
+    # ---- inside
+
+    def _find(self, name: str, member_id: str) -> Group:
+        group = self._rebalancing.groups.get(name)
+        if group is None:
+            check_group_name(name)
+            raise _member_unknown(name, member_id)
+        return group
+
+
+def _still(part: PolledPart, had: dict[PartitionId, int], member: Member) -> bool:
+    """Whether a partition is the member's as it was when it was read."""
+    id = PartitionId(part.topic, part.partition)
+    return id in had and member.owned.get(id) == had[id]
+
+
+def _give_back(session: Session, number: int) -> None:
+    if session.positions.number == number:
+        session.positions.take_back()
+
+
+def _member_unknown(group: str, member_id: str) -> MemberUnknown:
+    return MemberUnknown(
+        f"group {group} has no member {member_id[:300]}, or its session ended; "
+        "join again without a member id",
+        group=group,
+        member_id=member_id[:300],
+    )
+
+
+def too_many_groups(groups_max: int) -> TooManyGroups:
+    return TooManyGroups(
+        f"there are {groups_max} groups, which is the limit; delete one, or raise `groups_max`",
+        groups_max=groups_max,
+    )

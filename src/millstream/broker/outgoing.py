@@ -1,0 +1,113 @@
+"""What is published, where it came to lie, and what cannot be published."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+from millstream.broker.topics import partition_unknown
+from millstream.errors import (
+    HeaderInvalid,
+    KeyRequired,
+    MessageTooLarge,
+    ParameterInvalid,
+    TimestampInvalid,
+)
+from millstream.log.batch import Headers
+
+if TYPE_CHECKING:
+    from millstream.broker.topics import Topic
+
+Acks: TypeAlias = Literal["none", "leader", "all"]
+ACKS = ("none", "leader", "all")
+
+TIMESTAMP_MS_MAX = 2**63 - 1
+HEADER_NAME_BYTES_MAX = 255
+# What a header takes beside its name and value, about.
+HEADER_OVERHEAD_BYTES = 4
+
+
+class Outgoing(NamedTuple):
+    """A record to be published. Without a time it gets the broker's."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
+    timestamp_ms: int | None = None
+    partition: int | None = None
+
+
+class Placed(NamedTuple):
+    """Where a record is; the offset is -1 when nobody waited for it."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+
+
+class Published(NamedTuple):
+    placed: list[Placed]
+    # Sent before, with the same idempotency key: these are the places of the first time.
+    is_duplicate: bool = False
+
+
+def check_record(topic: Topic, record: Outgoing, at: int) -> int:
+    """The size that counts for the limit; raises for what cannot be published."""
+    key, value, headers, timestamp_ms, partition = record
+    size = 0 if value is None else len(value)
+    if key is not None:
+        size += len(key)
+    elif topic.settings.compact:
+        raise key_required(topic, at)
+    if headers:
+        size += _check_headers(headers, at)
+    if size > topic.settings.message_bytes_max:
+        limit = topic.settings.message_bytes_max
+        raise MessageTooLarge(
+            f"the record has {size} bytes, topic {topic.name} takes {limit}",
+            limit_bytes=limit,
+            record=at,
+        )
+    if timestamp_ms is not None and not 0 <= timestamp_ms <= TIMESTAMP_MS_MAX:
+        raise TimestampInvalid(
+            f"{timestamp_ms} is not a time in milliseconds since 1970",
+            timestamp_ms=timestamp_ms,
+            record=at,
+        )
+    if partition is not None and not 0 <= partition < topic.partitions:
+        error = partition_unknown(topic, partition)
+        error.fields["record"] = at
+        raise error
+    return size
+
+
+def key_required(topic: Topic, at: int) -> KeyRequired:
+    return KeyRequired(
+        f"topic {topic.name} keeps the newest record of each key, and this one has no key",
+        topic=topic.name,
+        record=at,
+    )
+
+
+def _check_headers(headers: Headers, at: int) -> int:
+    size = 0
+    for name, value in headers:
+        try:
+            raw = name.encode()
+        except UnicodeEncodeError:
+            raise _header_invalid(name, "is not a text", at) from None
+        if not 1 <= len(raw) <= HEADER_NAME_BYTES_MAX:
+            raise _header_invalid(name, f"has not 1 to {HEADER_NAME_BYTES_MAX} bytes", at)
+        size += len(raw) + (0 if value is None else len(value)) + HEADER_OVERHEAD_BYTES
+    return size
+
+
+def _header_invalid(name: str, why: str, at: int) -> HeaderInvalid:
+    shown = name.encode(errors="replace").decode()
+    return HeaderInvalid(f"the name of header {shown!r} {why}", header=shown, record=at)
+
+
+def check_acks(acks: str) -> None:
+    if acks not in ACKS:
+        raise ParameterInvalid(
+            f"there is no acks {acks!r}; take one of {', '.join(ACKS)}", parameter="acks"
+        )

@@ -1,0 +1,596 @@
+"""Publishing: records find their partition, and those of one turn of the loop make one batch.
+
+A call is checked as a whole before any of it is taken. Its records go into one partition, and
+then into the batch that this turn gathers for it, or into several, and then all batches of the
+call are one atomic append, after what was gathered for those partitions before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from millstream.broker import idempotency as keys
+from millstream.broker.outgoing import (
+    Acks,
+    Outgoing,
+    Placed,
+    Published,
+    check_acks,
+    check_record,
+)
+from millstream.broker.partitioners import Rotation
+from millstream.broker.ready_batches import check_batches
+from millstream.broker.views import Entry, encoded
+from millstream.engine.pending import Pending, follow
+from millstream.errors import BatchCountInvalid, MillstreamError
+from millstream.log import batch as batches
+from millstream.log.partition import PartitionId
+from millstream.wire.partitioning import partition_of_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+    from millstream.broker.idempotency import Idempotency
+    from millstream.broker.topics import Topic, Topics
+    from millstream.broker.traffic import TopicTraffic, Traffic
+    from millstream.broker.turns import Turns
+    from millstream.clock import Clock
+    from millstream.engine.protocol import Engine
+    from millstream.log.batch import Headers
+
+__all__ = ["Acks", "Outgoing", "Placed", "Published", "Publisher"]
+
+# A batch of a turn ends here; what follows is the next one.
+BATCH_BYTES = 256 * 1024
+# Publishes with idempotency keys that are one append together end here.
+ONCE_BYTES = 1024 * 1024
+# About what a record takes in a batch beside its key, value and headers.
+RECORD_OVERHEAD_BYTES = 20
+
+
+class _Gathering:
+    """The batch that a turn makes for a partition, and who waits for it."""
+
+    __slots__ = ("calls", "fields", "id", "ones", "size", "traffic")
+
+    def __init__(self, id: PartitionId, traffic: TopicTraffic) -> None:
+        self.id = id
+        self.traffic = traffic
+        self.fields: list[batches.Fields] = []
+        self.size = 0
+        # Publishes of one record: where it is in the batch.
+        self.ones: list[tuple[Pending[Placed], int]] = []
+        # Others: where the first is, and how many.
+        self.calls: list[tuple[Pending[Published], int, int]] = []
+
+    def done(self, appended: Pending[int]) -> None:
+        fields, error = self.fields, appended.error
+        if error is not None:
+            self.traffic.messages_failed += len(fields)
+            for one, _ in self.ones:
+                one.fail(error)
+            for call, _, _ in self.calls:
+                call.fail(error)
+            return
+        self.traffic.messages_in += len(fields)
+        self.traffic.bytes_in += self.size
+        base, number = appended.result(), self.id.number
+        for one, at in self.ones:
+            one.succeed(Placed(number, base + at, fields[at][0]))
+        for call, first, count in self.calls:
+            call.succeed(
+                Published(
+                    [Placed(number, base + at, fields[at][0]) for at in range(first, first + count)]
+                )
+            )
+
+
+class _Once(NamedTuple):
+    """A publish with an idempotency key, and who waits for it."""
+
+    call: _Call
+    mark_key: bytes
+    pending: Pending[Published]
+
+
+class _Target:
+    """A topic as the publisher sees it."""
+
+    __slots__ = (
+        "gathering",
+        "is_plain",
+        "is_weak",
+        "keyless_bytes",
+        "message_bytes_max",
+        "once",
+        "once_bytes",
+        "rotation",
+        "topic",
+        "traffic",
+    )
+
+    def __init__(self, topic: Topic, traffic: TopicTraffic) -> None:
+        self.traffic = traffic
+        self.rotation = Rotation(topic.partitions)
+        # Of each partition, the batch that this turn makes.
+        self.gathering: list[_Gathering | None] = []
+        self.keyless_bytes = 0
+        # Of this turn, publishes with idempotency keys.
+        self.once: list[_Once] = []
+        self.once_bytes = 0
+        self.see(topic)
+
+    def see(self, topic: Topic) -> None:
+        """The topic as it is now; the same one as before, with other settings or partitions."""
+        self.topic = topic
+        self.message_bytes_max = topic.settings.message_bytes_max
+        # Whether a key may be missing.
+        self.is_plain = not topic.settings.compact
+        self.is_weak = topic.settings.fsync != "every"
+        more = topic.partitions - len(self.gathering)
+        if self.gathering and more:
+            self.rotation.grow(topic.partitions)
+        self.gathering += [None] * more
+
+    def choose(self, key: bytes | None, size: int) -> int:
+        if key is not None:
+            topic = self.topic
+            return partition_of_key(key, topic.partitions, topic.settings.partitioner)
+        self.keyless_bytes += size + RECORD_OVERHEAD_BYTES
+        return self.rotation.current
+
+
+class Publisher:
+    """Everything that is published passes here."""
+
+    __slots__ = (
+        "_clock",
+        "_engine",
+        "_flying",
+        "_gatherings",
+        "_idempotency",
+        "_now_ms",
+        "_targets",
+        "_topics",
+        "_traffic",
+        "_turn",
+        "_turns",
+    )
+
+    def __init__(
+        self,
+        engine: Engine,
+        topics: Topics,
+        idempotency: Idempotency,
+        *,
+        traffic: Traffic,
+        clock: Clock,
+        turns: Turns,
+    ) -> None:
+        self._engine = engine
+        self._idempotency = idempotency
+        self._topics = topics
+        self._traffic = traffic
+        self._clock = clock
+        self._turns = turns
+        self._targets: dict[str, _Target] = {}
+        # Publishes with an idempotency key that are not durable yet: a repeat waits for them.
+        self._flying: dict[bytes, Pending[Published]] = {}
+        # Of this turn of the loop: what is gathered, the topics it is for, and the time.
+        self._gatherings: list[tuple[_Target, _Gathering]] = []
+        self._turn: dict[_Target, None] = {}
+        self._now_ms = 0
+        topics.watch_deleted(self._forget)
+
+    # ---- records
+
+    def publish_one(  # noqa: PLR0917  the fields of a record, in their order
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers = (),
+        timestamp_ms: int | None = None,
+        partition: int | None = None,
+    ) -> Pending[Placed]:
+        """One record, answered when it is as durable as its topic says."""
+        target = self._targets.get(topic)
+        if target is None or target.topic is not self._topics.by_name.get(topic):
+            found = self._find(topic)
+            if isinstance(found, Pending):
+                return _after(
+                    found,
+                    lambda: self.publish_one(topic, key, value, headers, timestamp_ms, partition),
+                )
+            target = found
+        size = -1
+        if value is not None and target.is_plain and timestamp_ms is partition is None:
+            # As nearly all are: nothing to check but the size.
+            size = len(value) if key is None else len(value) + len(key)
+        if headers or not 0 <= size <= target.message_bytes_max:
+            record = Outgoing(key, value, headers, timestamp_ms, partition)
+            try:
+                size = check_record(target.topic, record, 0)
+            except MillstreamError as error:
+                return Pending.failed(error)
+        if target not in self._turn:
+            self._begin(target)
+        if partition is None:
+            partition = target.choose(key, size)
+        gathering = target.gathering[partition]
+        if gathering is None or gathering.size + size > BATCH_BYTES:
+            gathering = self._gather(target, partition)
+        gathering.size += size + RECORD_OVERHEAD_BYTES
+        pending: Pending[Placed] = Pending()
+        fields = gathering.fields
+        gathering.ones.append((pending, len(fields)))
+        fields.append((self._now_ms if timestamp_ms is None else timestamp_ms, key, value, headers))
+        return pending
+
+    def publish(
+        self,
+        topic: str,
+        records: Sequence[Outgoing],
+        *,
+        acks: Acks = "all",
+        idempotency_key: str | None = None,
+    ) -> Pending[Published]:
+        """All of the records or none. With acks `none` it is done at once, offsets are -1."""
+        target = self._find(topic)
+        if isinstance(target, Pending):
+            return _after(
+                target,
+                lambda: self.publish(topic, records, acks=acks, idempotency_key=idempotency_key),
+            )
+        try:
+            check_acks(acks)
+            mark_key = None
+            if idempotency_key is not None:
+                mark_key = keys.mark_key(target.topic, idempotency_key)
+                repeated = self._repeated(target, mark_key)
+                if repeated is not None:
+                    return repeated
+            if not records:
+                raise BatchCountInvalid("there is no record to publish")
+            sizes = [check_record(target.topic, record, at) for at, record in enumerate(records)]
+        except MillstreamError as error:
+            return Pending.failed(error)
+        self._begin(target)
+        numbers = [
+            target.choose(record.key, size) if record.partition is None else record.partition
+            for record, size in zip(records, sizes, strict=True)
+        ]
+        now_ms = self._now_ms
+        call = _Call(
+            target,
+            [
+                (now_ms if one.timestamp_ms is None else one.timestamp_ms, *one[:3])
+                for one in records
+            ],
+            numbers,
+            sizes,
+        )
+        pending = self._take(call, mark_key)
+        return Pending.of(call.unplaced()) if acks == "none" else pending
+
+    def _take(self, call: _Call, mark_key: bytes | None) -> Pending[Published]:
+        if mark_key is not None:
+            return self._take_once(call, mark_key)
+        target, numbers, fields = call.target, call.numbers, call.fields
+        if call.size > BATCH_BYTES or numbers.count(numbers[0]) != len(numbers):
+            return self._append_parts(call, lambda entries: self._append_ready(target, entries))
+        gathering = target.gathering[numbers[0]]
+        if gathering is None or gathering.size + call.size > BATCH_BYTES:
+            gathering = self._gather(target, numbers[0])
+        gathering.size += call.size
+        pending: Pending[Published] = Pending()
+        gathering.calls.append((pending, len(gathering.fields), len(fields)))
+        gathering.fields += fields
+        return pending
+
+    # ---- ready-made batches
+
+    def publish_batch(self, topic: str, partition: int, batch: bytes) -> Pending[int]:
+        """A ready-made batch; its base offset. That of the first time when it was sent before."""
+        done: Pending[int] = Pending()
+        _pass(self.publish_batches(topic, [(partition, batch)]), done, lambda offsets: offsets[0])
+        return done
+
+    def publish_batches(
+        self, topic: str, entries: Sequence[tuple[int, bytes]]
+    ) -> Pending[list[int]]:
+        """Ready-made batches for partitions: all of them, or none; their base offsets."""
+        target = self._find(topic)
+        if isinstance(target, Pending):
+            return _after(target, lambda: self.publish_batches(topic, entries))
+        try:
+            bytes_max = self._topics.batch_bytes_max(target.topic)
+            ready = check_batches(target.topic, entries, bytes_max)
+        except MillstreamError as error:
+            return Pending.failed(error)
+        self._submit(target, {one.id.number for one in ready})
+        pending = self._append_ready(target, ready)
+        traffic = target.traffic
+
+        def count(done: Pending[list[int]]) -> None:
+            messages = sum(one.header.count for one in ready)
+            if done.error is not None:
+                traffic.messages_failed += messages
+                return
+            traffic.messages_in += messages
+            traffic.bytes_in += sum(len(one.data) for one in ready)
+
+        pending.then(count)
+        return pending
+
+    # ---- finding and gathering
+
+    def _find(self, name: str) -> _Target | Pending[Any]:
+        """The topic, or what makes it; the error of one that is not there and is not made."""
+        topic = self._topics.by_name.get(name)
+        if topic is None:
+            return self._topics.ensure(name)
+        target = self._targets.get(name)
+        if target is None:
+            target = self._targets[name] = _Target(topic, self._traffic.of(name))
+        elif target.topic is not topic:
+            target.see(topic)
+        return target
+
+    def _forget(self, topic: Topic) -> None:
+        self._targets.pop(topic.name, None)
+
+    def _begin(self, target: _Target) -> None:
+        turn = self._turn
+        if not turn:
+            self._turns.soon(self._end_turn)
+            self._now_ms = self._clock.wall_ms()
+        turn[target] = None
+
+    def _gather(self, target: _Target, number: int) -> _Gathering:
+        """The next batch for a partition."""
+        if target.once:
+            self._append_once(target, {number})
+        gathering = _Gathering(PartitionId(target.topic.name, number), target.traffic)
+        target.gathering[number] = gathering
+        self._gatherings.append((target, gathering))
+        return gathering
+
+    def _end_turn(self) -> None:
+        gatherings, self._gatherings = self._gatherings, []
+        turn, self._turn = self._turn, {}
+        for target, gathering in gatherings:
+            self._append(target, gathering)
+        for target in turn:
+            self._append_once(target)
+            if target.keyless_bytes:
+                target.rotation.give(target.keyless_bytes)
+                target.keyless_bytes = 0
+
+    def _submit(self, target: _Target, numbers: set[int]) -> None:
+        """Append what is gathered for some partitions, because something follows it."""
+        self._append_once(target, numbers)
+        self._submit_gathered(target, numbers)
+
+    def _submit_gathered(self, target: _Target, numbers: set[int]) -> None:
+        for one in [one for one in self._gatherings if one[0] is target]:
+            if one[1].id.number in numbers:
+                self._gatherings.remove(one)
+                self._append(*one)
+
+    def _append(self, target: _Target, gathering: _Gathering) -> None:
+        number = gathering.id.number
+        if target.gathering[number] is gathering:
+            target.gathering[number] = None
+        try:
+            data = batches.encode(gathering.fields)
+        except Exception as error:  # noqa: BLE001  nobody may be left without an answer
+            gathering.done(Pending.failed(error))
+            return
+        self._engine.append(gathering.id, data, batches.read_header(data)).then(gathering.done)
+
+    # ---- calls of several batches
+
+    def _append_parts(
+        self, call: _Call, append: Callable[[list[Entry]], Pending[list[int]]]
+    ) -> Pending[Published]:
+        parts = call.parts()
+        self._submit(call.target, set(call.numbers))
+        name, fields, traffic = call.target.topic.name, call.fields, call.target.traffic
+        entries = [
+            encoded(PartitionId(name, number), [fields[at] for at in part])
+            for number, part in parts
+        ]
+        pending: Pending[Published] = Pending()
+
+        def done(appended: Pending[list[int]]) -> None:
+            if appended.error is not None:
+                traffic.messages_failed += len(fields)
+                pending.fail(appended.error)
+                return
+            traffic.messages_in += len(fields)
+            traffic.bytes_in += call.size
+            pending.succeed(call.placed(parts, appended.result()))
+
+        append(entries).then(done)
+        return pending
+
+    def _append_ready(self, target: _Target, ready: list[Entry]) -> Pending[list[int]]:
+        """One atomic append; in the weaker modes, which promise nothing through a crash, one for
+        each batch, because an atomic one would wait for the disk."""
+        if len(ready) > 1 and not target.is_weak:
+            return self._engine.append_atomic(ready)
+        return _together([self._engine.append(*one) for one in ready])
+
+    # ---- idempotency keys
+
+    def _take_once(self, call: _Call, mark_key: bytes) -> Pending[Published]:
+        """Those of a turn are one append, with their marks."""
+        target = call.target
+        try:
+            self._idempotency.require_room(len(target.once))
+        except MillstreamError as error:
+            return Pending.failed(error)
+        # Each record has the digest, to be found by.
+        once = (keys.HEADER, keys.digest_of(mark_key))
+        call.fields = [
+            (when, key, value, (*headers, once)) for when, key, value, headers in call.fields
+        ]
+        self._submit_gathered(target, set(call.numbers))
+        one = _Once(call, mark_key, Pending())
+        target.once.append(one)
+        target.once_bytes += call.size
+        self._flying[mark_key] = one.pending
+        one.pending.then(lambda _: self._flying.__delitem__(mark_key))
+        if target.once_bytes > ONCE_BYTES:
+            self._append_once(target)
+        return one.pending
+
+    def _append_once(self, target: _Target, numbers: set[int] | None = None) -> None:
+        """What waits, if it is for one of these partitions, or for any."""
+        if not target.once or (
+            numbers is not None
+            and all(numbers.isdisjoint(waiting.call.numbers) for waiting in target.once)
+        ):
+            return
+        waiting, target.once, target.once_bytes = target.once, [], 0
+        whole = _Call(
+            target,
+            [fields for one in waiting for fields in one.call.fields],
+            [number for one in waiting for number in one.call.numbers],
+            [size for one in waiting for size in one.call.sizes],
+        )
+        marks = [(one.mark_key, one.call.numbers) for one in waiting]
+
+        def done(published: Pending[Published]) -> None:
+            first = 0
+            for call, _, pending in waiting:
+                if published.error is not None:
+                    pending.fail(published.error)
+                    continue
+                last = first + len(call.fields)
+                pending.succeed(Published(published.result().placed[first:last]))
+                first = last
+
+        try:
+            pending = self._append_parts(
+                whole, lambda entries: self._idempotency.append(marks, entries)
+            )
+        except Exception as error:  # noqa: BLE001  nobody may be left without an answer
+            pending = Pending.failed(error)
+        pending.then(done)
+
+    def _repeated(self, target: _Target, mark_key: bytes) -> Pending[Published] | None:
+        """What a publish gets whose key was used before; None when it was not."""
+        flying = self._flying.get(mark_key)
+        if flying is not None:
+            target.traffic.repeats += 1
+            repeated: Pending[Published] = Pending()
+            _pass(flying, repeated, lambda one: one._replace(is_duplicate=True))
+            return repeated
+        mark = self._idempotency.find(mark_key)
+        if mark is None:
+            return None
+        target.traffic.repeats += 1
+        return follow(self._placed_before(target.topic, mark_key, mark))
+
+    def _placed_before(
+        self, topic: Topic, mark_key: bytes, mark: keys.Mark
+    ) -> Generator[Pending[Any], Any, Published]:
+        places = yield from self._idempotency.places(topic, mark_key, mark)
+        return Published([Placed(*place) for place in places], is_duplicate=True)
+
+
+class _Call:
+    """One publish of several records, each with its partition."""
+
+    __slots__ = ("fields", "numbers", "size", "sizes", "target")
+
+    def __init__(
+        self,
+        target: _Target,
+        fields: list[batches.Fields],
+        numbers: list[int],
+        sizes: list[int],
+    ) -> None:
+        self.target = target
+        self.fields = fields
+        self.numbers = numbers
+        self.sizes = sizes
+        self.size = sum(sizes) + RECORD_OVERHEAD_BYTES * len(sizes)
+
+    def parts(self) -> list[tuple[int, list[int]]]:
+        """Partitions, each with the indexes of its records; several times when they are too many
+        for one batch."""
+        parts: list[tuple[int, list[int]]] = []
+        # Of each partition, the part that is not full, and its size.
+        last: dict[int, tuple[list[int], int]] = {}
+        for at, number in enumerate(self.numbers):
+            more = self.sizes[at] + RECORD_OVERHEAD_BYTES
+            part, size = last.get(number, ([], BATCH_BYTES))
+            if size + more > BATCH_BYTES:
+                part, size = [], 0
+                parts.append((number, part))
+            part.append(at)
+            last[number] = (part, size + more)
+        return parts
+
+    def placed(self, parts: list[tuple[int, list[int]]], offsets: list[int]) -> Published:
+        places: dict[int, Placed] = {}
+        for (number, part), base in zip(parts, offsets, strict=True):
+            for delta, at in enumerate(part):
+                places[at] = Placed(number, base + delta, self.fields[at][0])
+        return Published([places[at] for at in range(len(places))])
+
+    def unplaced(self) -> Published:
+        """For who does not wait: the offsets are not known."""
+        return Published(
+            [
+                Placed(number, -1, one[0])
+                for number, one in zip(self.numbers, self.fields, strict=True)
+            ]
+        )
+
+
+def _together(appends: list[Pending[int]]) -> Pending[list[int]]:
+    """Done when all are; with the first error, when there is one."""
+    done: Pending[list[int]] = Pending()
+    left = len(appends)
+
+    def one_done(_: Pending[int]) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            error = next((one.error for one in appends if one.error is not None), None)
+            if error is not None:
+                done.fail(error)
+            else:
+                done.succeed([one.result() for one in appends])
+
+    for one in appends:
+        one.then(one_done)
+    return done
+
+
+def _after(made: Pending[Any], call: Callable[[], Pending[Any]]) -> Pending[Any]:
+    """Once there is a topic, publish."""
+    done: Pending[Any] = Pending()
+
+    def go_on(one: Pending[Any]) -> None:
+        if one.error is not None:
+            done.fail(one.error)
+        else:
+            _pass(call(), done, lambda value: value)
+
+    made.then(go_on)
+    return done
+
+
+def _pass(source: Pending[Any], target: Pending[Any], change: Callable[[Any], Any]) -> None:
+    def done(one: Pending[Any]) -> None:
+        if one.error is not None:
+            target.fail(one.error)
+        else:
+            target.succeed(change(one.result()))
+
+    source.then(done)

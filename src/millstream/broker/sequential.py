@@ -1,0 +1,322 @@
+"""Sequential consumers: one reader, in order, from where it stopped.
+
+The broker gives a consumer its id and keeps its position durably: the first record of each
+partition that it has not acked. `next` gives records in the order of their partition; `ack` says
+that a record and all before it in its partition are done. Whoever comes back with the id goes on
+at the first record that was not acked. A topic of one partition has one order for all records.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+from millstream.broker.group_values import Commit
+from millstream.broker.topics import partition_unknown
+from millstream.engine.pending import Pending, follow
+from millstream.errors import (
+    ConsumerFenced,
+    ConsumerUnknown,
+    OffsetOutOfRange,
+    TooManyGroups,
+    TopicUnknown,
+)
+from millstream.log.partition import PartitionId
+
+if TYPE_CHECKING:
+    from millstream.broker.group_offsets import GroupOffsets
+    from millstream.broker.reading import Reader, Waiting
+    from millstream.broker.surroundings import Surroundings
+    from millstream.broker.topics import Topic
+    from millstream.log.batch import Record
+
+CONSUMER_ID = re.compile(r"[0-9a-f]{24}")
+CONSUMER_ID_BYTES = 12
+# How much one `next` reads unless it says otherwise.
+NEXT_BYTES = 1024 * 1024
+# Consumers whose place between two calls is remembered. One more, and the one that was quiet for
+# longest begins again at its first record that is not acked, as after a restart.
+OPEN_MAX = 10_000
+
+Start: TypeAlias = Literal["earliest", "latest"] | int
+
+
+class Delivered(NamedTuple):
+    partition: int
+    record: Record
+
+
+class SequentialConsumer:
+    """One consumer at work. It is fenced when the same id is opened again."""
+
+    __slots__ = (
+        "_next",
+        "_offsets",
+        "_reader",
+        "_reading",
+        "_turn",
+        "_uuid",
+        "id",
+        "is_fenced",
+        "is_new",
+        "skipped",
+        "topic",
+    )
+
+    def __init__(
+        self,
+        id: str,
+        topic: Topic,
+        positions: dict[int, int],
+        *,
+        offsets: GroupOffsets,
+        reader: Reader,
+        is_new: bool,
+    ) -> None:
+        self.id = id
+        self.topic = topic.name
+        self.is_new = is_new
+        self.is_fenced = False
+        # Offsets that retention removed before they were given.
+        self.skipped = 0
+        self._uuid = topic.uuid.bytes
+        self._next = positions
+        self._offsets = offsets
+        self._reader = reader
+        self._turn = 0
+        self._reading: Pending[None] | None = None
+
+    @property
+    def partitions(self) -> tuple[int, ...]:
+        return tuple(self._next)
+
+    def positions(self) -> dict[int, int]:
+        """The first offset of each partition that is not acked."""
+        return {number: self._position(number) for number in self._next}
+
+    def next(self, count_max: int, bytes_max: int | None = None) -> Pending[list[Delivered]]:
+        """What there is, in order, behind what was given before; nothing when there is nothing.
+        Calls are served one after the other."""
+        return follow(self._give(count_max, bytes_max or NEXT_BYTES))
+
+    def _give(
+        self, count_max: int, bytes_max: int
+    ) -> Generator[Pending[Any], Any, list[Delivered]]:
+        while self._reading is not None:
+            yield self._reading
+        reading = self._reading = Pending[None]()
+        try:
+            return (yield from self._read(count_max, bytes_max))
+        finally:
+            self._reading = None
+            reading.succeed(None)
+
+    def _read(
+        self, count_max: int, bytes_max: int
+    ) -> Generator[Pending[Any], Any, list[Delivered]]:
+        found: list[Delivered] = []
+        numbers = self.partitions
+        for place in range(len(numbers)):
+            number = numbers[(self._turn + place) % len(numbers)]
+            self._check()
+            start, end = self._reader.offsets(self.topic, number)
+            if self._next[number] < start:
+                self.skipped += start - self._next[number]
+                self._next[number] = start
+            if self._next[number] >= end:
+                continue
+            fetched = yield self._reader.fetch(
+                self.topic, number, self._next[number], count_max - len(found), bytes_max
+            )
+            self._check()
+            self._next[number] = fetched.next_offset
+            found += [Delivered(number, record) for record in fetched.records]
+            bytes_max -= sum(len(one.value or b"") for one in fetched.records)
+            if len(found) >= count_max or bytes_max <= 0:
+                self._turn = (self._turn + place + 1) % len(numbers)
+                break
+        return found
+
+    def wait(self, seconds: float) -> Waiting:
+        """Until there is more to give, or the time is over."""
+        places = {PartitionId(self.topic, number): at for number, at in self._next.items()}
+        return self._reader.wait_any(places, seconds)
+
+    def ack(self, partition: int, offset: int) -> Pending[int]:
+        """The record and all before it are done; the new position, once that is durable."""
+        return follow(self._ack(partition, offset))
+
+    def _ack(self, partition: int, offset: int) -> Generator[Pending[Any], Any, int]:
+        topic = self._check()
+        if partition not in self._next:
+            raise partition_unknown(topic, partition)
+        given = self._next[partition]
+        if not 0 <= offset < given:
+            raise OffsetOutOfRange(
+                f"{self.topic}/{partition} was given up to {given}; {offset} cannot be acked",
+                topic=self.topic,
+                partition=partition,
+                offset=offset,
+                start=self._position(partition),
+                end=given,
+            )
+        position = self._position(partition)
+        if offset < position:
+            yield self._offsets.settled()
+            return position
+        yield self._offsets.write(self.id, [Commit(self.topic, partition, offset + 1)])
+        return offset + 1
+
+    def close(self) -> None:
+        self.is_fenced = True
+
+    def _position(self, partition: int) -> int:
+        position = self._offsets.position(self.id, self.topic, partition)
+        return position if position is not None else 0
+
+    def _check(self) -> Topic:
+        topic = self._offsets.topic(self.topic)
+        if topic.uuid.bytes != self._uuid:
+            raise TopicUnknown(
+                f"topic {self.topic} was deleted and made again; open a new consumer",
+                topic=self.topic,
+            )
+        if self.is_fenced:
+            raise ConsumerFenced(
+                f"consumer {self.id} was opened again elsewhere, or closed; open it again to go on",
+                consumer_id=self.id,
+                topic=self.topic,
+            )
+        return topic
+
+
+class Sequential:
+    """All sequential consumers of a broker."""
+
+    __slots__ = ("_consumers_max", "_offsets", "_open", "_random_hex", "_reader", "_topics")
+
+    def __init__(
+        self,
+        around: Surroundings,
+        offsets: GroupOffsets,
+        consumers_max: int,
+        random_hex: Callable[[int], str],
+    ) -> None:
+        self._topics = around.topics
+        self._reader = around.reader
+        self._offsets = offsets
+        self._consumers_max = consumers_max
+        self._random_hex = random_hex
+        self._open: OrderedDict[str, SequentialConsumer] = OrderedDict()
+
+    def __len__(self) -> int:
+        """How many are known, open or not."""
+        return self._offsets.table.row_groups
+
+    def open(
+        self,
+        topic: str,
+        consumer_id: str | None = None,
+        partition: int | None = None,
+        start: Start = "earliest",
+    ) -> Pending[SequentialConsumer]:
+        """A new consumer, or one that comes back. `start` is for partitions in which it has no
+        position yet. Without a partition it reads all of them, each in order."""
+        return follow(self._open_steps(topic, consumer_id, partition, start))
+
+    def _open_steps(
+        self, name: str, consumer_id: str | None, partition: int | None, start: Start
+    ) -> Generator[Pending[Any], Any, SequentialConsumer]:
+        topic = self._topics.get(name)
+        if partition is not None and not 0 <= partition < topic.partitions:
+            raise partition_unknown(topic, partition)
+        numbers = range(topic.partitions) if partition is None else (partition,)
+        is_new = consumer_id is None
+        if consumer_id is None:
+            if len(self) >= self._consumers_max:
+                raise TooManyGroups(
+                    f"there are {self._consumers_max} sequential consumers, which is the limit; "
+                    "delete one, or raise `consumers_max`",
+                    consumers_max=self._consumers_max,
+                )
+            consumer_id = self._random_hex(CONSUMER_ID_BYTES)
+        else:
+            self._known(topic, consumer_id)
+        positions: dict[int, int] = {}
+        pins: list[Commit] = []
+        for number in numbers:
+            at = self._offsets.position(consumer_id, name, number)
+            if at is None:
+                at = self._begin(name, number, start)
+                pins.append(Commit(name, number, at))
+            positions[number] = at
+        consumer = SequentialConsumer(
+            consumer_id,
+            topic,
+            positions,
+            offsets=self._offsets,
+            reader=self._reader,
+            is_new=is_new,
+        )
+        before = self._open.pop(consumer_id, None)
+        if before is not None:
+            before.close()
+        self._open[consumer_id] = consumer
+        if len(self._open) > OPEN_MAX:
+            _, quiet = self._open.popitem(last=False)
+            quiet.close()
+        if pins:
+            yield self._offsets.write(consumer_id, pins)
+        else:
+            yield self._offsets.settled()
+        return consumer
+
+    def _begin(self, topic: str, number: int, start: Start) -> int:
+        first, end = self._reader.offsets(topic, number)
+        if start == "earliest":
+            return first
+        if start == "latest":
+            return end
+        if not first <= start <= end:
+            raise OffsetOutOfRange(
+                f"{topic}/{number} has offsets {first} to {end}; {start} is outside",
+                topic=topic,
+                partition=number,
+                offset=start,
+                start=first,
+                end=end,
+            )
+        return start
+
+    def find(self, topic: str, consumer_id: str) -> Pending[SequentialConsumer]:
+        """The one that is at work, or opened again: for calls that come one by one."""
+        consumer = self._open.get(consumer_id)
+        if consumer is None or consumer.topic != topic:
+            return self.open(topic, consumer_id)
+        self._open.move_to_end(consumer_id)
+        return Pending.of(consumer)
+
+    def delete(self, topic: str, consumer_id: str) -> Pending[None]:
+        """Forget a consumer and its position."""
+        return follow(self._delete(topic, consumer_id))
+
+    def _delete(self, name: str, consumer_id: str) -> Generator[Pending[Any], Any, None]:
+        self._known(self._topics.get(name), consumer_id)
+        consumer = self._open.pop(consumer_id, None)
+        if consumer is not None:
+            consumer.close()
+        yield self._offsets.delete_group(consumer_id)
+
+    def _known(self, topic: Topic, consumer_id: str) -> None:
+        if CONSUMER_ID.fullmatch(consumer_id) and self._offsets.table.has_topic(
+            consumer_id, topic.uuid.bytes
+        ):
+            return
+        raise ConsumerUnknown(
+            f"topic {topic.name} has no consumer {consumer_id[:100]!r}, or it was quiet for too "
+            "long; open one without an id",
+            consumer_id=consumer_id[:100],
+            topic=topic.name,
+        )

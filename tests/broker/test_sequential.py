@@ -1,0 +1,199 @@
+"""Sequential consumers: in order, and on from the first record that was not acked."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.grouping import group_options, house_with, publish
+from broker.making import House, local_house, memory_house
+from faults.simulated_disk import SimulatedDisk
+from millstream.broker import sequential
+from millstream.broker.consuming import ConsumingOptions
+from millstream.broker.sequential import SequentialConsumer
+from millstream.errors import (
+    ConsumerFenced,
+    ConsumerUnknown,
+    OffsetOutOfRange,
+    PartitionUnknown,
+    TooManyGroups,
+    TopicUnknown,
+)
+
+
+def values(house: House, consumer: SequentialConsumer, count: int = 100) -> list[str]:
+    given = house.done(consumer.next(count))
+    return [(one.record.value or b"").decode() for one in given]
+
+
+def test_records_come_in_order_and_each_once() -> None:
+    house = house_with(partitions=1)
+    publish(house, *"abcde")
+    consumer = house.done(house.broker.sequential.open("orders"))
+    assert consumer.is_new
+    assert values(house, consumer, 2) == ["a", "b"]
+    assert values(house, consumer, 2) == ["c", "d"]
+    assert values(house, consumer) == ["e"]
+    assert values(house, consumer) == []
+
+
+def test_who_comes_back_goes_on_at_the_first_record_that_is_not_acked() -> None:
+    house = local_house().start()
+    house.done(house.broker.topics.create("orders", 1))
+    publish(house, *"abcde")
+    consumer = house.done(house.broker.sequential.open("orders"))
+    assert values(house, consumer, 4) == ["a", "b", "c", "d"]
+    assert house.done(consumer.ack(0, 1)) == 2
+    disk = house.scheduler.disk
+    assert isinstance(disk, SimulatedDisk)
+    house = local_house(disk.crash("nothing")).start()
+    back = house.done(house.broker.sequential.open("orders", consumer.id))
+    assert not back.is_new
+    assert back.positions() == {0: 2}
+    assert values(house, back) == ["c", "d", "e"]
+
+
+def test_an_ack_covers_all_before_it_and_repeating_one_does_no_harm() -> None:
+    house = house_with(partitions=1)
+    publish(house, *"abc")
+    consumer = house.done(house.broker.sequential.open("orders"))
+    values(house, consumer)
+    assert house.done(consumer.ack(0, 2)) == 3
+    assert house.done(consumer.ack(0, 0)) == 3
+    assert consumer.positions() == {0: 3}
+
+
+def test_only_what_was_given_can_be_acked() -> None:
+    house = house_with(partitions=2)
+    publish(house, *"abc")
+    consumer = house.done(house.broker.sequential.open("orders"))
+    values(house, consumer, 1)
+    for offset in (1, 3, -1, 2**63):
+        assert isinstance(house.failed(consumer.ack(0, offset)), OffsetOutOfRange)
+    assert isinstance(house.failed(consumer.ack(7, 0)), PartitionUnknown)
+    assert consumer.positions() == {0: 0, 1: 0}
+
+
+def test_a_consumer_of_all_partitions_keeps_each_in_order_and_none_waiting() -> None:
+    house = house_with(partitions=3)
+    for partition in range(3):
+        publish(house, *(f"{partition}{name}" for name in "abc"), partition=partition)
+    consumer = house.done(house.broker.sequential.open("orders"))
+    seen = [value for _ in range(5) for value in values(house, consumer, 2)]
+    assert len(seen) == 9
+    for partition in range(3):
+        mine = [value for value in seen if value[0] == str(partition)]
+        assert mine == sorted(mine)
+    assert {value[0] for value in seen[:6]} == {"0", "1", "2"}
+
+
+def test_one_partition_and_where_to_start() -> None:
+    house = house_with(partitions=2)
+    publish(house, *"abc", partition=1)
+    sequential_ = house.broker.sequential
+    late = house.done(sequential_.open("orders", partition=1, start="latest"))
+    middle = house.done(sequential_.open("orders", partition=1, start=1))
+    publish(house, "d", partition=1)
+    assert values(house, late) == ["d"]
+    assert values(house, middle) == ["b", "c", "d"]
+    outside = sequential_.open("orders", partition=1, start=5)
+    assert isinstance(house.failed(outside), OffsetOutOfRange)
+    assert isinstance(house.failed(sequential_.open("orders", partition=2)), PartitionUnknown)
+    # A position that is there counts more than where one wants to start.
+    again = house.done(sequential_.open("orders", middle.id, partition=1, start="latest"))
+    assert values(house, again) == ["b", "c", "d"]
+
+
+def test_a_second_one_with_the_same_id_fences_the_first() -> None:
+    house = house_with(partitions=1)
+    publish(house, "a")
+    first = house.done(house.broker.sequential.open("orders"))
+    values(house, first)
+    second = house.done(house.broker.sequential.open("orders", first.id))
+    assert isinstance(house.failed(first.next(1)), ConsumerFenced)
+    assert isinstance(house.failed(first.ack(0, 0)), ConsumerFenced)
+    assert values(house, second) == ["a"]
+
+
+def test_it_waits_for_more() -> None:
+    house = house_with(partitions=2)
+    consumer = house.done(house.broker.sequential.open("orders"))
+    waiting = consumer.wait(30)
+    publish(house, "a", partition=1)
+    assert house.done(waiting.pending)
+    assert values(house, consumer) == ["a"]
+    waiting = consumer.wait(1)
+    house.scheduler.advance(1.1)
+    assert not waiting.pending.result()
+
+
+def test_calls_one_by_one_find_the_consumer_at_work() -> None:
+    house = house_with(partitions=1)
+    publish(house, *"abc")
+    opened = house.done(house.broker.sequential.open("orders"))
+    assert values(house, opened, 1) == ["a"]
+    found = house.done(house.broker.sequential.find("orders", opened.id))
+    assert values(house, found, 1) == ["b"]
+    # Two at the same time do not get the same.
+    one, two = found.next(1), found.next(1)
+    assert [item.record.offset for item in house.done(one) + house.done(two)] == [2]
+
+
+def test_the_quietest_of_too_many_open_ones_begins_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sequential, "OPEN_MAX", 1)
+    house = house_with(partitions=1)
+    publish(house, "a")
+    first = house.done(house.broker.sequential.open("orders"))
+    assert values(house, first) == ["a"]
+    house.done(house.broker.sequential.open("orders"))
+    assert isinstance(house.failed(first.next(1)), ConsumerFenced)
+    found = house.done(house.broker.sequential.find("orders", first.id))
+    assert values(house, found) == ["a"]
+
+
+def test_records_that_retention_took_are_stepped_over_and_counted() -> None:
+    house = house_with(partitions=1)
+    publish(house, *"abc")
+    consumer = house.done(house.broker.sequential.open("orders"))
+    house.done(house.broker.topics.purge("orders"))
+    publish(house, "d")
+    assert values(house, consumer) == ["d"]
+    assert consumer.skipped == 3
+
+
+def test_a_topic_made_again_is_not_the_consumers() -> None:
+    house = house_with(partitions=1)
+    consumer = house.done(house.broker.sequential.open("orders"))
+    house.done(house.broker.topics.delete("orders"))
+    assert isinstance(house.failed(consumer.next(1)), TopicUnknown)
+    house.done(house.broker.topics.create("orders", 1))
+    publish(house, "a")
+    assert isinstance(house.failed(consumer.next(1)), TopicUnknown)
+    again = house.broker.sequential.open("orders", consumer.id)
+    assert isinstance(house.failed(again), ConsumerUnknown)
+
+
+def test_unknown_and_deleted_consumers_and_too_many() -> None:
+    house = memory_house(group_options(ConsumingOptions(consumers_max=1)))
+    house.done(house.broker.topics.create("orders", 1))
+    sequential_ = house.broker.sequential
+    for id in ("0" * 24, "", "../etc", "ä" * 24):
+        assert isinstance(house.failed(sequential_.open("orders", id)), ConsumerUnknown)
+        assert isinstance(house.failed(sequential_.find("orders", id)), ConsumerUnknown)
+    consumer = house.done(sequential_.open("orders"))
+    assert len(sequential_) == 1
+    assert isinstance(house.failed(sequential_.open("orders")), TooManyGroups)
+    house.done(sequential_.delete("orders", consumer.id))
+    assert isinstance(house.failed(consumer.next(1)), ConsumerFenced)
+    assert isinstance(house.failed(sequential_.delete("orders", consumer.id)), ConsumerUnknown)
+    house.done(sequential_.open("orders"))
+
+
+def test_a_topic_that_grew_has_its_new_partitions_read_from_the_start() -> None:
+    house = house_with(partitions=1)
+    consumer = house.done(house.broker.sequential.open("orders", start="latest"))
+    house.done(house.broker.topics.add_partitions("orders", 2))
+    publish(house, "new", partition=1)
+    back = house.done(house.broker.sequential.open("orders", consumer.id))
+    assert values(house, back) == ["new"]
