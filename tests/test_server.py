@@ -25,14 +25,17 @@ STAND_IN = """
 import asyncio, collections
 import millstream.server
 from millstream.cli.main import main
+from millstream.engine.memory import MemoryEngine
 
 Metric = collections.namedtuple("Metric", "name kind help value labels", defaults=((),))
 
 class Health:
     ok, reason = {health}
 
-class Engine:
-    async def start(self): {start}
+class Engine(MemoryEngine):
+    async def start(self):
+        await super().start()
+        {start}
     async def stop(self): {stop}
     def health(self): return Health()
     def metrics(self): return [Metric("millstream_log_appends", "counter", "Appends.", 3)]

@@ -12,15 +12,21 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Awaitable, Iterable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING
 
 import uvloop
 
 import millstream
+from millstream.broker.broker import Broker, BrokerOptions, make_broker
+from millstream.broker.consuming import ConsumingOptions
+from millstream.broker.joining import GroupOptions
 from millstream.broker.queues import DEFAULT_QUEUE, QueueLimits, Queues
 from millstream.broker.snapshots import Snapshots
 from millstream.broker.timers import Timers
+from millstream.broker.topic_settings import TopicDefaults
+from millstream.broker.topics import TopicLimits
+from millstream.broker.turns import LoopTurns
 from millstream.clock import Clock, SystemClock
 from millstream.engine.collector import calm_collector
 from millstream.engine.local import LocalEngine, LocalOptions
@@ -29,19 +35,26 @@ from millstream.errors import MillstreamError, SettingInvalid, StoreLocked
 from millstream.kinds import Address
 from millstream.listeners.http.app import http_app, metrics_app
 from millstream.listeners.http.guard import Guard, guard_metrics
+from millstream.listeners.http.lanes import Lanes
 from millstream.listeners.http.listener import HttpListener
 from millstream.listeners.http.queue_lane import BodyLimits, QueueLane
 from millstream.listeners.http.request_log import LoggedApp, LoggedRoutes
+from millstream.listeners.http.stream_sockets import StreamSockets
 from millstream.listeners.http.tls import Certificates
+from millstream.listeners.http.topic_lane import TopicLane
+from millstream.listeners.http.v1 import V1, Bounds
+from millstream.listeners.http.websocket import SocketCounts
 from millstream.log.disk import SystemDisk
 from millstream.log.partition import PartitionSettings
 from millstream.log.segment import Intervals
 from millstream.log.snapshot import SnapshotFolder
 from millstream.log.store import StoreOptions
+from millstream.observe.groups import group_metrics
 from millstream.observe.logs import configure_logs, get_logger
-from millstream.observe.metrics import Metrics, Row, families
+from millstream.observe.metrics import Metrics, families
 from millstream.observe.queues import queue_metrics
-from millstream.observe.status import Health, Status
+from millstream.observe.status import Status
+from millstream.observe.topics import topic_metrics
 from millstream.process import bind, lock_owner, notify_systemd, raise_open_files
 
 if TYPE_CHECKING:
@@ -50,6 +63,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from millstream.config import Settings
+    from millstream.engine.protocol import Engine
     from millstream.listeners.http.lane import HotRoutes
 
 LOCK_FILE = "lock"
@@ -70,19 +84,7 @@ METRICS_CONNECTIONS_MAX = 100
 log = get_logger("server")
 
 
-class HouseEngine(Protocol):
-    """What the house needs of an engine: its life, its health and its numbers."""
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-    def health(self) -> Health: ...
-
-    def metrics(self) -> Iterable[Row]: ...
-
-
-def open_engine(settings: Settings, clock: Clock) -> HouseEngine:
+def open_engine(settings: Settings, clock: Clock) -> Engine:
     """The local log on the data directory. It takes the lock when it starts."""
     try:
         os.makedirs(settings.data, mode=0o750, exist_ok=True)
@@ -121,9 +123,51 @@ def _address_of(bound: socket.socket) -> str:
     return str(Address(host, port))
 
 
-def engine_options(settings: Settings) -> LocalOptions:
-    """What the settings mean for the local log."""
-    defaults = PartitionSettings(
+def broker_options(settings: Settings) -> BrokerOptions:
+    """What the settings mean for the broker."""
+    return BrokerOptions(
+        topic_defaults=TopicDefaults(
+            partition=partition_defaults(settings),
+            message_bytes_max=settings.topic_message_bytes_max,
+            partitioner=settings.partitioner,
+        ),
+        topic_limits=TopicLimits(
+            topics_max=settings.topics_max,
+            partitions_max=settings.topic_partitions_max,
+            partitions_total_max=settings.partitions_max,
+            partitions_default=settings.topic_partitions,
+            is_auto_create=settings.topic_auto_create == "on",
+        ),
+        idempotency_window_ms=settings.idempotency_window_ms,
+        idempotency_keys_max=settings.idempotency_keys_max,
+        view_snapshot_interval_s=settings.view_snapshot_interval_ms / 1000,
+        consuming=consuming_options(settings),
+    )
+
+
+def consuming_options(settings: Settings) -> ConsumingOptions:
+    """What the settings mean for groups and sequential consumers."""
+    return ConsumingOptions(
+        group=GroupOptions(
+            session_timeout_ms=settings.group_session_timeout_ms,
+            heartbeat_interval_ms=settings.group_heartbeat_interval_ms,
+            rebalance_timeout_ms=settings.group_rebalance_timeout_ms,
+            auto_commit_interval_ms=settings.group_auto_commit_interval_ms,
+            poll_records_max=settings.poll_records_max,
+            poll_bytes_max=settings.poll_bytes_max,
+            poll_wait_max_ms=settings.poll_timeout_max_ms,
+            assignor=settings.group_assignor,
+            auto_offset_reset=settings.group_auto_offset_reset,
+            groups_max=settings.groups_max,
+            members_max=settings.group_members_max,
+        ),
+        offsets_retention_ms=settings.offsets_retention_ms,
+        consumers_max=settings.consumers_max,
+    )
+
+
+def partition_defaults(settings: Settings) -> PartitionSettings:
+    return PartitionSettings(
         fsync=settings.fsync,
         segment_bytes=settings.segment_bytes,
         segment_age_ms=settings.segment_age_ms,
@@ -133,6 +177,11 @@ def engine_options(settings: Settings) -> LocalOptions:
         tombstone_age_ms=settings.tombstone_retention_ms,
         batch_bytes_max=settings.batch_bytes_max,
     )
+
+
+def engine_options(settings: Settings) -> LocalOptions:
+    """What the settings mean for the local log."""
+    defaults = partition_defaults(settings)
     return LocalOptions(
         store=StoreOptions(
             settings_for=lambda _topic: defaults,
@@ -200,7 +249,7 @@ class Server:
         self._metrics.register(lambda: queue_metrics(self._queues))
         self._snapshots = open_snapshots(settings, self._queues)
         self._keeping: asyncio.Task[None] | None = None
-        self._lane: QueueLane | None = None
+        self._lane: Lanes | None = None
         self._guards: list[Guard] = []
         self._certificates = read_certificates(settings)
         self._connections_max = METRICS_CONNECTIONS_MAX
@@ -223,24 +272,36 @@ class Server:
             open_files=open_files,
         )
         refuse_second_broker(settings.data)
+        engine = open_engine(settings, self._clock)
+        broker = self._make_broker(engine)
         # Bound before recovery, so that an address in use ends the start at once; connections are
         # refused until a listener starts.
-        listeners = self._bind_listeners()
+        listeners = self._bind_listeners(broker)
         try:
-            engine = open_engine(settings, self._clock)
-        except BaseException:
-            for listener in listeners.values():
-                await listener.stop(0)
-            raise
-        try:
-            await self._serve(engine, listeners)
+            await self._serve(engine, broker, listeners)
         finally:
-            await self._drain(engine, listeners)
+            await self._drain(engine, broker, listeners)
         log.info("stopped")
 
-    async def _serve(self, engine: HouseEngine, listeners: dict[str, HttpListener]) -> None:
+    def _make_broker(self, engine: Engine) -> Broker:
+        loop = asyncio.get_running_loop()
+        return make_broker(
+            engine,
+            self._queues,
+            self._snapshots,
+            broker_options(self._settings),
+            clock=self._clock,
+            timers=Timers(self._clock, loop.call_later),
+            turns=LoopTurns(loop),
+        )
+
+    async def _serve(
+        self, engine: Engine, broker: Broker, listeners: dict[str, HttpListener]
+    ) -> None:
         self._status.health = engine.health
         self._metrics.register(lambda: families(engine.metrics()))
+        self._metrics.register(lambda: topic_metrics(broker, self._settings.metrics_topics))
+        self._metrics.register(lambda: group_metrics(broker.consuming))
         if "metrics" in listeners:
             await listeners["metrics"].start()
         try:
@@ -248,6 +309,8 @@ class Server:
                 return
         except OSError as error:
             raise _data_unusable(self._settings, error) from error
+        if not await self._unless_stopped(broker.start()):
+            return
         if not await self._unless_stopped(self._restore_queues()):
             return
         if "http" in listeners:
@@ -259,7 +322,9 @@ class Server:
         log.info("ready")
         await self._stop.wait()
 
-    async def _drain(self, engine: HouseEngine, listeners: dict[str, HttpListener]) -> None:
+    async def _drain(
+        self, engine: Engine, broker: Broker, listeners: dict[str, HttpListener]
+    ) -> None:
         """Within `drain_timeout`; what is acknowledged is durable, so cutting off loses nothing."""
         self._status.phase = "draining"
         notify_systemd("STOPPING=1\nSTATUS=draining")
@@ -275,6 +340,7 @@ class Server:
         if self._settings.snapshot_at_stop == "on":
             rest = max(deadline - self._clock.monotonic(), SNAPSHOT_STOP_SECONDS_MIN)
             await self._keep_queues(within_seconds=rest)
+        broker.stop()
         rest = max(deadline - self._clock.monotonic(), ENGINE_STOP_SECONDS_MIN)
         try:
             await asyncio.wait_for(engine.stop(), rest)
@@ -314,7 +380,7 @@ class Server:
         else:
             log.info("queues kept", queues=len(kept), messages=sum(one.messages for one in kept))
 
-    def _bind_listeners(self) -> dict[str, HttpListener]:
+    def _bind_listeners(self, broker: Broker) -> dict[str, HttpListener]:
         addresses = {"http": self._settings.http, "metrics": self._settings.metrics}
         bound: dict[str, socket.socket] = {}
         try:
@@ -326,20 +392,34 @@ class Server:
                 taken.close()
             raise
         makers = {"http": self._http_listener, "metrics": self._metrics_listener}
-        return {name: makers[name](taken) for name, taken in bound.items()}
+        return {name: makers[name](taken, broker) for name, taken in bound.items()}
 
-    def _http_listener(self, bound: socket.socket) -> HttpListener:
+    def _http_listener(self, bound: socket.socket, broker: Broker) -> HttpListener:
         settings = self._settings
-        timers = Timers(self._clock, asyncio.get_running_loop().call_later)
-        app = http_app(self._status, self._metrics, self._queues, timers, self._snapshots)
+        bounds = Bounds(
+            settings.topic_partitions_max,
+            settings.poll_records_max,
+            settings.poll_bytes_max,
+            settings.poll_timeout_max_ms / 1000,
+        )
+        v1 = V1(broker, self._status, bounds)
+        app = http_app(self._status, self._metrics, broker, v1)
         guard = self._guard(app, "http")
         limits = BodyLimits(settings.message_bytes_max, settings.body_bytes_max)
-        self._lane = QueueLane(self._queues, timers, guard, limits)
+        counts = SocketCounts()
+        self._lane = Lanes(
+            guard,
+            QueueLane(self._queues, broker.timers, guard, limits, counts=counts),
+            v1,
+            TopicLane(v1.routes, settings.body_bytes_max),
+            StreamSockets(broker, settings.body_bytes_max, counts),
+        )
         self._metrics.register(self._lane.metrics)
         return self._listener(guard, bound, self._connections_max, self._lane)
 
-    def _metrics_listener(self, bound: socket.socket) -> HttpListener:
-        guard = self._guard(metrics_app(self._status, self._metrics, self._queues), "metrics")
+    def _metrics_listener(self, bound: socket.socket, broker: Broker) -> HttpListener:
+        app = metrics_app(self._status, self._metrics, broker.queues)
+        guard = self._guard(app, "metrics")
         return self._listener(guard, bound, METRICS_CONNECTIONS_MAX)
 
     def _listener(

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import uvloop
 
+from broker.making import loop_broker
 from millstream.broker.queues import QueueLimits, Queues
-from millstream.broker.snapshots import Snapshots
-from millstream.broker.timers import Timers
 from millstream.clock import SystemClock
 from millstream.kinds import Address
 from millstream.listeners.http.app import http_app
@@ -20,8 +19,7 @@ from millstream.listeners.http.guard import Guard
 from millstream.listeners.http.lane import LaneProtocol
 from millstream.listeners.http.listener import HttpListener
 from millstream.listeners.http.queue_lane import BodyLimits, QueueLane
-from millstream.log.disk import SystemDisk
-from millstream.log.snapshot import SnapshotFolder
+from millstream.listeners.http.v1 import V1, Bounds
 from millstream.observe.metrics import Metrics
 from millstream.observe.status import Status
 from millstream.process import bind
@@ -59,12 +57,10 @@ class Scene:
         self._lane_of = lane_of
 
     async def __aenter__(self) -> Self:
-        clock = SystemClock()
-        timers = Timers(clock, asyncio.get_running_loop().call_later)
-        folder = SnapshotFolder(SystemDisk(), "/nowhere")
-        snapshots = Snapshots(self.queues, folder, folder)
-        status = Status(node_id=1, clock=clock)
-        app = http_app(status, Metrics(), self.queues, timers, snapshots)
+        broker = loop_broker(self.queues)
+        timers = broker.timers
+        status = Status(node_id=1, clock=SystemClock())
+        app = http_app(status, Metrics(), broker, V1(broker, status, Bounds()))
         self.guard = Guard(app, listener="http", hosts=())
         limits = BodyLimits(self.queues.limits.message_bytes_max, MIB)
         self.lane = QueueLane(self.queues, timers, self.guard, limits)

@@ -10,15 +10,12 @@ import time
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from millstream.broker.queues import QueueLimits, Queues
-from millstream.broker.snapshots import Snapshots
-from millstream.broker.timers import Timers
+from broker.making import loop_broker
 from millstream.clock import ManualClock
 from millstream.kinds import Address
 from millstream.listeners.http.app import http_app
 from millstream.listeners.http.listener import HttpListener
-from millstream.log.disk import SystemDisk
-from millstream.log.snapshot import SnapshotFolder
+from millstream.listeners.http.v1 import V1, Bounds
 from millstream.observe.metrics import Metrics
 from millstream.observe.status import Status
 from millstream.process import bind
@@ -100,16 +97,8 @@ def test_a_bug_is_answered_without_its_details() -> None:
     async def scenario() -> tuple[int, dict[str, str]]:
         import httpx
 
-        clock = ManualClock()
-        queues = Queues(QueueLimits(), lambda: 0)
-        folder = SnapshotFolder(SystemDisk(), "/nowhere")
-        app = http_app(
-            Status(node_id=1, clock=clock),
-            Metrics(),
-            queues,
-            Timers(clock, asyncio.get_running_loop().call_later),
-            Snapshots(queues, folder, folder),
-        )
+        status, broker = Status(node_id=1, clock=ManualClock()), loop_broker()
+        app = http_app(status, Metrics(), broker, V1(broker, status, Bounds()))
 
         @app.get("/bug")
         async def bug() -> None:

@@ -71,7 +71,7 @@ class House:
         self.timers = Timers(clock, asyncio.get_running_loop().call_later)
         guard = Guard(nobody, listener="http", hosts=())
         limits = BodyLimits(self.queues.limits.message_bytes_max, MIB)
-        self.lane = QueueLane(self.queues, self.timers, guard, limits, self._times)
+        self.lane = QueueLane(self.queues, self.timers, guard, limits, socket_times=self._times)
         taken = bind("http", Address("127.0.0.1", 0))
         self.port: int = taken.getsockname()[1]
         self.listener = HttpListener(

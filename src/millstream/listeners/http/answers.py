@@ -24,6 +24,9 @@ STATUS_OF_ERROR: Mapping[type[MillstreamError], int] = {
     errors.AppendTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     errors.TopicExists: HTTPStatus.CONFLICT,
     errors.TopicUnknown: HTTPStatus.NOT_FOUND,
+    errors.TopicReserved: HTTPStatus.FORBIDDEN,
+    errors.TooManyTopics: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.TooManyIdempotencyKeys: HTTPStatus.TOO_MANY_REQUESTS,
     errors.PartitionUnknown: HTTPStatus.NOT_FOUND,
     errors.OffsetOutOfRange: HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
     errors.LogDamaged: HTTPStatus.INTERNAL_SERVER_ERROR,
@@ -37,6 +40,21 @@ STATUS_OF_ERROR: Mapping[type[MillstreamError], int] = {
     errors.EngineBusy: HTTPStatus.TOO_MANY_REQUESTS,
     errors.EngineStopped: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.ForeignRequest: HTTPStatus.FORBIDDEN,
+    errors.BodyTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    errors.Busy: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.Stopping: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.GroupUnknown: HTTPStatus.NOT_FOUND,
+    errors.GroupNotEmpty: HTTPStatus.CONFLICT,
+    errors.TooManyGroups: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.TooManyMembers: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.MemberUnknown: HTTPStatus.NOT_FOUND,
+    errors.MemberFenced: HTTPStatus.CONFLICT,
+    errors.StaleGeneration: HTTPStatus.CONFLICT,
+    errors.PartitionNotAssigned: HTTPStatus.CONFLICT,
+    errors.OffsetUnknown: HTTPStatus.NOT_FOUND,
+    errors.MetadataTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    errors.ConsumerUnknown: HTTPStatus.NOT_FOUND,
+    errors.ConsumerFenced: HTTPStatus.CONFLICT,
     errors.QueueUnknown: HTTPStatus.NOT_FOUND,
     errors.QueueFull: HTTPStatus.TOO_MANY_REQUESTS,
     errors.MemoryFull: HTTPStatus.TOO_MANY_REQUESTS,
@@ -47,6 +65,7 @@ STATUS_OF_ERROR: Mapping[type[MillstreamError], int] = {
 }
 # What a refused client should wait, in seconds, before it tries again.
 RETRY_AFTER = "1"
+_TRY_AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 def json_answer(content: object, status: int = HTTPStatus.OK) -> Response:
@@ -74,16 +93,20 @@ def failure(error: MillstreamError) -> Answer:
     body = msgspec.json.encode(
         {"error": error.code, "message": error.message, **error.fields}, enc_hook=str
     )
-    is_busy = status == HTTPStatus.TOO_MANY_REQUESTS
-    headers = ((b"retry-after", RETRY_AFTER.encode()),) if is_busy else ()
+    is_worth_it = error.retriable and status in _TRY_AGAIN
+    headers = ((b"retry-after", RETRY_AFTER.encode()),) if is_worth_it else ()
     return Answer(status, body, JSON_TYPE.encode(), headers)
 
 
 def status_of(error: MillstreamError) -> int:
+    return status_of_kind(type(error))
+
+
+def status_of_kind(kind: type[MillstreamError]) -> int:
     # Classes that the table names stand before those they come from in an error's own order.
-    for kind in type(error).__mro__:
-        if kind in STATUS_OF_ERROR:
-            return STATUS_OF_ERROR[kind]
+    for one in kind.__mro__:
+        if one in STATUS_OF_ERROR:
+            return STATUS_OF_ERROR[one]
     return HTTPStatus.BAD_REQUEST
 
 

@@ -15,11 +15,13 @@ from starlette.routing import Match, Route
 import millstream
 from millstream.broker.queues import check_queue_name
 from millstream.errors import MillstreamError, QueueNameInvalid
+from millstream.listeners.http.admin_routes import admin_routes
 from millstream.listeners.http.answers import answer_to, error_answer
 from millstream.listeners.http.docs_page import docs_routes
 from millstream.listeners.http.health import health_routes
 from millstream.listeners.http.openapi import DESCRIPTION, TAGS, describe
 from millstream.listeners.http.queue_routes import queue_routes
+from millstream.listeners.http.v1_asgi import v1_router
 from millstream.observe.logs import get_logger
 
 if TYPE_CHECKING:
@@ -28,22 +30,23 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from millstream.broker.broker import Broker
     from millstream.broker.queues import Queues
-    from millstream.broker.snapshots import Snapshots
-    from millstream.broker.timers import Timers
+    from millstream.listeners.http.v1 import V1
     from millstream.observe.metrics import Metrics
     from millstream.observe.status import Status
 
 log = get_logger("http")
 
 
-def http_app(
-    status: Status, metrics: Metrics, queues: Queues, timers: Timers, snapshots: Snapshots
-) -> FastAPI:
+def http_app(status: Status, metrics: Metrics, broker: Broker, v1: V1) -> FastAPI:
     """All routes."""
+    health = health_routes(status, metrics, broker.queues)
     return _app(
-        queue_routes(queues, timers, snapshots),
-        health_routes(status, metrics, queues),
+        queue_routes(broker.queues, broker.timers, broker.snapshots),
+        v1_router(v1.routes),
+        health,
+        admin_routes(health),
         docs_routes(),
         openapi="/openapi.json",
     )

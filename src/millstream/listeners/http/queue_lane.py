@@ -21,7 +21,7 @@ from millstream.listeners.http.queue_answers import (
 )
 from millstream.listeners.http.queue_quick import QuickQueues
 from millstream.listeners.http.queue_sockets import STOPPING, QueueSockets
-from millstream.listeners.http.websocket import SocketTimes
+from millstream.listeners.http.websocket import SocketCounts, SocketTimes
 from millstream.observe.histogram import SAMPLE_EVERY, Histogram
 from millstream.observe.metrics import counter
 
@@ -153,13 +153,18 @@ class QueueLane:
         timers: Timers,
         guard: Guard,
         limits: BodyLimits,
+        *,
         socket_times: SocketTimes | None = None,
+        counts: SocketCounts | None = None,
     ) -> None:
+        """`counts` are of all WebSockets; other lanes may have some too."""
         self._queues = queues
         self._timers = timers
         self._guard = guard
         self._limits = limits
-        self._sockets = QueueSockets(queues, timers, limits, socket_times or SocketTimes())
+        self._sockets = QueueSockets(
+            queues, timers, limits, socket_times or SocketTimes(), counts or SocketCounts()
+        )
         self._broken = 0
         self._enqueue_times = Histogram()
         self._dequeue_times = Histogram()

@@ -328,12 +328,13 @@ class QueueSockets:
         timers: Timers,
         limits: BodyLimits,
         times: SocketTimes,
+        counts: SocketCounts,
     ) -> None:
         self.queues = queues
         self.timers = timers
         self.limits = limits
         self.times = times
-        self.counts = SocketCounts()
+        self.counts = counts
         # For the end of this turn: who stands in line from then on, whose helping is to be
         # written, and what goes back.
         self._standing: list[Consumer] = []

@@ -1,0 +1,59 @@
+"""Bodies of requests as typed values, and values as bodies of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from millstream.errors import BodyInvalid
+from millstream.listeners.http.answer import Answer
+from millstream.listeners.http.parameters import Parameters
+
+Form = TypeVar("Form")
+
+NO_CONTENT = Answer(204)
+# How much one page of a list has, unless a client asks for less.
+LISTED_MAX = 10_000
+LISTED_PARAMETERS = frozenset(("after", "limit"))
+# What the text of a body may be wrong in: JSON, nesting that is too deep, and UTF-8, which the
+# decoder does not look at in what it leaves as it is.
+UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
+
+
+def read_body(decoder: msgspec.json.Decoder[Form], body: bytes, form: str) -> Form:
+    try:
+        if not body.isascii():
+            body.decode()
+        return decoder.decode(body)
+    except UNREADABLE as error:
+        if isinstance(error, msgspec.ValidationError) and (b"." in body or b"e" in body.lower()):
+            try:
+                return msgspec.convert(whole_numbers(msgspec.json.decode(body)), decoder.type)
+            except UNREADABLE:
+                pass
+        raise BodyInvalid(f"the body must be JSON of the form {form}: {error}") from error
+
+
+def whole_numbers(value: object) -> object:
+    """JSON has one kind of number: 2.0 is a whole one, and some languages write it so."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    if isinstance(value, dict):
+        return {name: whole_numbers(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [whole_numbers(one) for one in value]
+    return value
+
+
+def json_of(page: object, status: int = 200) -> Answer:
+    return Answer(status, msgspec.json.encode(page))
+
+
+def page_of(names: Sequence[str], parameters: Parameters) -> tuple[list[str], str | None]:
+    """A part of a sorted list, and the name to go on after, when there is more."""
+    after = parameters.text("after", "")
+    limit = parameters.whole("limit", LISTED_MAX, 1, LISTED_MAX)
+    found = [name for name in names if name > after]
+    return found[:limit], found[limit - 1] if len(found) > limit else None

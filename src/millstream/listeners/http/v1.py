@@ -1,0 +1,160 @@
+"""Everything under `/v1`: the table of its routes, and what they share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import millstream
+from millstream.listeners.http import group_forms, topic_forms
+from millstream.listeners.http.answer import Answer
+from millstream.listeners.http.batch_answers import BatchAnswers
+from millstream.listeners.http.bodies import json_of
+from millstream.listeners.http.consumer_answers import ConsumerAnswers
+from millstream.listeners.http.group_answers import GroupAnswers
+from millstream.listeners.http.parameters import Parameters
+from millstream.listeners.http.read_answers import Readings
+from millstream.listeners.http.read_streams import Streams
+from millstream.listeners.http.route import JSON_MEDIA, Form, Reply, Route
+from millstream.listeners.http.schemas import BOOLEAN, NUMBER, array, shown, text, whole
+from millstream.listeners.http.topic_answers import TopicAnswers
+from millstream.listeners.http.waits import Waits
+
+if TYPE_CHECKING:
+    from millstream.broker.broker import Broker
+    from millstream.listeners.http.route import Call
+    from millstream.observe.status import Status
+
+TOPIC = "/v1/topics/{topic}"
+PARTITION = TOPIC + "/partitions/{partition}"
+CONSUMER = TOPIC + "/consumers/{consumer}"
+GROUP = "/v1/groups/{group}"
+
+CLUSTER = Form(
+    "The brokers, and what they hold",
+    {
+        200: Reply(
+            "This broker: it stands alone.",
+            {
+                JSON_MEDIA: shown(
+                    "Cluster",
+                    cluster=shown("ClusterFacts", nodes=whole(1), topics=whole(),
+                                  partitions=whole()),
+                    nodes=array(
+                        shown("Node", node_id=whole(), state=text(), version=text(),
+                              uptime_seconds=NUMBER, is_leader=BOOLEAN)
+                    ),
+                )
+            },
+        )
+    },
+)  # fmt: skip
+
+
+class Bounds(NamedTuple):
+    """What the settings allow at most, as far as the descriptions of routes say it."""
+
+    partitions_max: int = 1000
+    poll_records: int = 500
+    poll_bytes: int = 4 * 1024 * 1024
+    poll_timeout_s: float = 30.0
+
+
+class V1:
+    """The routes, made from a broker. `drain` ends what waits."""
+
+    __slots__ = ("_broker", "_status", "routes", "waits")
+
+    def __init__(self, broker: Broker, status: Status, bounds: Bounds) -> None:
+        self._broker = broker
+        self._status = status
+        self.waits = Waits()
+        self.routes: tuple[Route, ...] = (
+            *self._topic_routes(bounds.partitions_max),
+            *self._message_routes(),
+            *self._consumer_routes(),
+            *self._group_routes(bounds),
+            Route("GET", ("/v1/admin/cluster",), self._cluster, CLUSTER, "admin"),
+        )
+
+    def drain(self) -> None:
+        self._broker.groups.drain()
+        self.waits.drain()
+
+    def _topic_routes(self, partitions_max: int) -> tuple[Route, ...]:
+        broker, forms = self._broker, topic_forms
+        answers = TopicAnswers(broker.topics, broker.publisher, broker.reader)
+        create, grow = forms.create(partitions_max), forms.grow(partitions_max)
+        purge = (TOPIC + "/purge",)
+        return (
+            Route("POST", ("/v1/topics",), answers.create, create, "topics"),
+            Route("GET", ("/v1/topics",), answers.list, forms.LIST, "topics"),
+            Route("GET", (TOPIC,), answers.describe, forms.DESCRIBE, "topics"),
+            Route("PATCH", (TOPIC,), answers.alter, forms.ALTER, "topics"),
+            Route("DELETE", (TOPIC,), answers.delete, forms.DELETE, "topics"),
+            Route("POST", (TOPIC + "/partitions",), answers.grow, grow, "topics"),
+            Route("POST", purge, answers.purge, forms.PURGE, "topics"),
+            Route("GET", (TOPIC + "/offsets",), answers.offsets, forms.OFFSETS, "topics"),
+        )
+
+    def _message_routes(self) -> tuple[Route, ...]:
+        broker, forms = self._broker, topic_forms
+        topics = TopicAnswers(broker.topics, broker.publisher, broker.reader)
+        batches = BatchAnswers(broker.publisher, broker.reader, self.waits)
+        readings = Readings(broker.topics, broker.reader, self.waits)
+        streams = Streams(readings)
+        one = (TOPIC + "/messages", TOPIC + "/publish")
+        tag = "topic messages"
+        to_one = (PARTITION + "/batches",)
+        return (
+            Route("POST", one, topics.publish, forms.PUBLISH, tag, is_hot=True),
+            Route("POST", (TOPIC + "/batch",), topics.publish_many, forms.PUBLISH_MANY, tag, True),
+            Route("GET", one[:1], readings.read, forms.READ, tag, stream=streams.open),
+            Route("POST", (TOPIC + "/batches",), batches.publish, forms.PUBLISH_BATCHES, tag, True),
+            Route("POST", to_one, batches.publish_to, forms.PUBLISH_BATCHES_TO, tag, True),
+            Route("GET", to_one, batches.read, forms.READ_BATCHES, tag, True),
+        )
+
+    def _consumer_routes(self) -> tuple[Route, ...]:
+        answers, forms = ConsumerAnswers(self._broker.sequential, self.waits), topic_forms
+        tag = "sequential consumers"
+        return (
+            Route("POST", (TOPIC + "/consumers",), answers.open, forms.OPEN_CONSUMER, tag),
+            Route("GET", (CONSUMER + "/next",), answers.next, forms.NEXT, tag, is_hot=True),
+            Route("POST", (CONSUMER + "/ack",), answers.ack, forms.ACK, tag, is_hot=True),
+            Route("DELETE", (CONSUMER,), answers.delete, forms.DELETE_CONSUMER, tag),
+        )
+
+    def _group_routes(self, bounds: Bounds) -> tuple[Route, ...]:
+        broker, forms, tag = self._broker, group_forms, "groups"
+        answers = GroupAnswers(
+            broker.groups, broker.group_offsets, broker.lags, self.waits, bounds.poll_timeout_s
+        )
+        poll = forms.poll(bounds.poll_records, bounds.poll_bytes, bounds.poll_timeout_s)
+        offsets = (GROUP + "/offsets",)
+        return (
+            Route("POST", (GROUP + "/join",), answers.join, forms.JOIN, tag, is_hot=True),
+            Route("POST", (GROUP + "/heartbeat",), answers.heartbeat, forms.HEARTBEAT, tag, True),
+            Route("GET", (GROUP + "/poll",), answers.poll, poll, tag, is_hot=True),
+            Route("POST", (GROUP + "/commit",), answers.commit, forms.COMMIT, tag, is_hot=True),
+            Route("POST", (GROUP + "/leave",), answers.leave, forms.LEAVE, tag, is_hot=True),
+            Route("GET", ("/v1/groups",), answers.list, forms.LIST, tag),
+            Route("GET", (GROUP,), answers.describe, forms.DESCRIBE, tag),
+            Route("DELETE", (GROUP,), answers.delete, forms.DELETE, tag),
+            Route("GET", offsets, answers.committed, forms.COMMITTED, tag),
+            Route("DELETE", offsets, answers.forget, forms.FORGET, tag),
+            Route("POST", (GROUP + "/reset",), answers.reset, forms.RESET, tag),
+            Route("GET", (GROUP + "/lag",), answers.lag, forms.LAG, tag),
+        )
+
+    def _cluster(self, call: Call) -> Answer:
+        Parameters(call.query, ())
+        topics, status = self._broker.topics, self._status
+        facts = {"nodes": 1, "topics": len(topics), "partitions": topics.partitions_total}
+        node = {
+            "node_id": status.node_id,
+            "state": status.phase,
+            "version": millstream.__version__,
+            "uptime_seconds": round(status.uptime_seconds, 3),
+            "is_leader": True,
+        }
+        return json_of({"cluster": facts, "nodes": [node]})

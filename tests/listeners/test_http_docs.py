@@ -1,0 +1,33 @@
+"""The page `docs/http.md` is what the routes say of themselves."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+
+from millstream.http_docs import http_page
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def page() -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return http_page()
+
+
+def test_the_page_of_routes_is_fresh() -> None:
+    stored = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
+    assert stored == page(), "docs/http.md is stale: run `make docs`"
+
+
+def test_every_form_that_is_named_is_described_once() -> None:
+    text = page()
+    titles = [line[4:].lower() for line in text.splitlines() if line.startswith("### ")]
+    headings = [line[3:].lower().replace(" ", "-") for line in text.splitlines()
+                if line.startswith("## ")]  # fmt: skip
+    named = set(re.findall(r"\]\(#([a-z]+)\)", text))
+    assert named
+    for name in named:
+        assert (titles + headings).count(name) == 1, name

@@ -1,0 +1,221 @@
+"""Messages as lines of JSON and as server-sent events: they follow, resume and end cleanly."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from broker_process import BrokerProcess, wait_until
+from listeners.v1_client import V1
+
+NDJSON = {"accept": "application/x-ndjson"}
+EVENTS = {"accept": "text/event-stream"}
+
+
+@pytest.fixture(scope="module")
+def v1(tmp_path_factory: pytest.TempPathFactory) -> Iterator[V1]:
+    with BrokerProcess(str(tmp_path_factory.mktemp("broker"))) as broker:
+        client = V1(broker.wait_until_ready())
+        yield client
+        client.close()
+
+
+class Following:
+    """A stream that is read in a thread of its own."""
+
+    def __init__(self, v1: V1, path: str, headers: dict[str, str]) -> None:
+        self.lines: list[str] = []
+        self.status = 0
+        self.is_over = False
+        self._http = httpx.Client(base_url=v1.broker.url("/v1"), timeout=90)
+        self._thread = threading.Thread(target=self._read, args=(path, headers))
+        self._thread.start()
+        wait_until(lambda: self.status, "the head of the stream")
+
+    def _read(self, path: str, headers: dict[str, str]) -> None:
+        with self._http.stream("GET", path, headers=headers) as answer:
+            self.status = answer.status_code
+            for line in answer.iter_lines():
+                self.lines.append(line)
+        self.is_over = True
+
+    def messages(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in list(self.lines) if line.startswith("{")]
+
+    def events(self) -> list[tuple[str, dict[str, Any]]]:
+        """Ids and data, in order."""
+        found: list[tuple[str, dict[str, Any]]] = []
+        id = ""
+        for line in list(self.lines):
+            if line.startswith("id: "):
+                id = line[4:]
+            elif line.startswith("data: "):
+                found.append((id, json.loads(line[6:])))
+        return found
+
+    def wait_for(self, count: int) -> None:
+        wait_until(lambda: len(self.messages()) + len(self.events()) >= count, f"{count} messages")
+
+    def join(self) -> None:
+        self._thread.join(60)
+        assert self.is_over
+        self._http.close()
+
+
+def test_lines_end_where_the_topic_ended(v1: V1) -> None:
+    topic = v1.topic(partitions=2)
+    for partition in range(2):
+        v1.publish(topic, *range(partition, 2500, 2), partition=partition)
+    answer = v1.call("GET", f"/topics/{topic}/messages", headers=NDJSON)
+    assert answer.headers["content-type"].startswith("application/x-ndjson")
+    values = [json.loads(line)["value"] for line in answer.text.splitlines()]
+    assert sorted(values) == list(range(2500))
+
+
+def test_lines_end_after_a_limit(v1: V1) -> None:
+    topic = v1.topic()
+    v1.publish(topic, *range(10))
+    answer = v1.call("GET", f"/topics/{topic}/messages", headers=NDJSON, limit=3, offset=5)
+    assert [json.loads(line)["value"] for line in answer.text.splitlines()] == [5, 6, 7]
+
+
+def test_lines_of_an_empty_topic_are_none(v1: V1) -> None:
+    answer = v1.call("GET", f"/topics/{v1.topic()}/messages", headers=NDJSON)
+    assert (answer.status_code, answer.text) == (200, "")
+
+
+def test_lines_follow_when_told_and_end_with_the_topic(v1: V1) -> None:
+    topic = v1.topic(partitions=3)
+    v1.publish(topic, "old", partition=1)
+    stream = Following(v1, f"/topics/{topic}/messages?follow=true", NDJSON)
+    stream.wait_for(1)
+    for partition in range(3):
+        v1.publish(topic, f"new-{partition}", partition=partition)
+        stream.wait_for(2 + partition)
+    assert [one["value"] for one in stream.messages()] == ["old", "new-0", "new-1", "new-2"]
+    v1.good("DELETE", f"/topics/{topic}")
+    stream.join()
+    assert stream.messages()[-1]["error"] == "topic_unknown"
+
+
+def test_a_tail_begins_at_the_end(v1: V1) -> None:
+    topic = v1.topic()
+    v1.publish(topic, "old")
+    stream = Following(v1, f"/topics/{topic}/messages?offset=latest&limit=2", EVENTS)
+    v1.publish(topic, "new", "newer")
+    stream.join()
+    assert [page["value"] for _, page in stream.events()] == ["new", "newer"]
+
+
+def test_events_resume_after_the_last_id(v1: V1) -> None:
+    topic = v1.topic(partitions=3)
+    for number in range(9):
+        v1.publish(topic, number, partition=number % 3)
+    path = f"/topics/{topic}/messages?follow=false"
+    first = Following(v1, path, EVENTS)
+    first.join()
+    events = first.events()
+    assert sorted(page["value"] for _, page in events) == list(range(9))
+    for at, (id, _) in enumerate(events):
+        resumed = Following(v1, path, EVENTS | {"last-event-id": id})
+        resumed.join()
+        seen = [page["value"] for _, page in events[: at + 1]]
+        rest = [page["value"] for _, page in resumed.events()]
+        assert sorted(seen + rest) == list(range(9)), id
+
+
+def test_events_go_on_in_partitions_that_were_added_meanwhile(v1: V1) -> None:
+    topic = v1.topic(partitions=1)
+    v1.publish(topic, "a")
+    v1.good("POST", f"/topics/{topic}/partitions", {"partitions": 2})
+    v1.publish(topic, "b", partition=1)
+    resumed = Following(
+        v1, f"/topics/{topic}/messages?follow=false", EVENTS | {"last-event-id": "0:1"}
+    )
+    resumed.join()
+    assert [page["value"] for _, page in resumed.events()] == ["b"]
+
+
+def test_events_of_many_partitions_name_them_once_a_helping(v1: V1) -> None:
+    topic = v1.topic(partitions=40)
+    v1.publish(topic, *range(20))
+    stream = Following(v1, f"/topics/{topic}/messages?follow=false", EVENTS)
+    stream.join()
+    ids = [line for line in stream.lines if line.startswith("id: ")]
+    assert 1 <= len(ids) < 20
+    assert len(stream.events()) == 20
+    last = Following(
+        v1, f"/topics/{topic}/messages?follow=false", EVENTS | {"last-event-id": ids[-1][4:]}
+    )
+    last.join()
+    assert last.events() == []
+
+
+@pytest.mark.parametrize("headers", [NDJSON, EVENTS])
+def test_what_cannot_be_streamed_is_refused_with_its_status(
+    v1: V1, headers: dict[str, str]
+) -> None:
+    topic = v1.topic()
+    v1.refused(404, "topic_unknown", "GET", "/topics/nowhere/messages", headers=headers)
+    v1.refused(
+        404, "partition_unknown", "GET", f"/topics/{topic}/messages?partition=1", headers=headers
+    )
+    v1.refused(
+        400,
+        "parameter_invalid",
+        "GET",
+        f"/topics/{topic}/messages",
+        headers=EVENTS | {"last-event-id": "what"},
+    )
+
+
+def test_an_offset_that_is_not_there_is_the_last_line(v1: V1) -> None:
+    topic = v1.topic()
+    answer = v1.call("GET", f"/topics/{topic}/messages?offset=7&follow=true", headers=NDJSON)
+    assert json.loads(answer.text)["error"] == "offset_out_of_range"
+
+
+def test_a_stop_ends_waits_and_streams_without_an_error(tmp_path: Path) -> None:
+    with BrokerProcess(str(tmp_path)) as broker:
+        v1 = V1(broker.wait_until_ready())
+        topic = v1.topic()
+        v1.publish(topic, 1)
+        streams = [
+            Following(v1, f"/topics/{topic}/messages?follow=true", NDJSON),
+            Following(v1, f"/topics/{topic}/messages", EVENTS),
+        ]
+        for stream in streams:
+            stream.wait_for(1)
+        polls: list[httpx.Response] = []
+
+        def poll(path: str) -> None:
+            waiting = V1(broker)
+            polls.append(waiting.call("GET", path + "&timeout=30"))
+            waiting.close()
+
+        paths = [
+            f"/topics/{topic}/messages?offset=latest",
+            f"/topics/{topic}/partitions/0/batches?offset=latest",
+        ]
+        threads = [threading.Thread(target=poll, args=(path,)) for path in paths]
+        for thread in threads:
+            thread.start()
+        wait_until(
+            lambda: "millstream_http_waiting 4.0" in v1.call("GET", "/admin/metrics").text,
+            "two streams and two polls that wait",
+        )
+        v1.close()
+        assert broker.stop() == 0
+        for thread in threads:
+            thread.join(60)
+        for stream in streams:
+            stream.join()
+        assert [answer.status_code for answer in polls] == [200, 200]
+        assert not broker.messages("requests cut off")
+        assert not [one for one in broker.messages() if one["level"] == "error"]
