@@ -59,8 +59,9 @@ format: $(DEV)  ## format the code and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: $(DEV)  ## make docs/settings.md from the table of settings
+docs: $(DEV)  ## make docs/settings.md and docs/http.md from the tables in the code
 	$(BIN)/mill config docs > docs/settings.md
+	$(BIN)/python -m millstream.http_docs > docs/http.md
 
 bench: $(DEV)  ## measure the log against its peers
 	$(BIN)/mill bench log

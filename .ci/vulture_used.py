@@ -14,6 +14,7 @@ _.on_message_complete
 _.on_response_complete  # uvicorn calls it
 _.default_headers
 _.more_body
+_.connection_made
 _.keep_alive  # uvicorn's cycles
 _.disconnected
 before_call  # schemathesis

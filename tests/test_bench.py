@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import WORKLOADS
+from bench import WORKLOADS, topics
 from bench.harness import (
     SMOKE,
     Bench,
@@ -165,6 +165,32 @@ def test_an_installed_package_says_where_the_benchmarks_are(tmp_path: Path) -> N
 
 def test_every_workload_is_a_module() -> None:
     assert all(importlib.util.find_spec(module) for module in WORKLOADS.values())
+
+
+def test_topics_are_measured_through_the_client(tmp_path: Path) -> None:
+    done = mill("bench", "topics", "--smoke", "--only", "client", "--json", "--dir", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    lines = json.loads(done.stdout)["lines"]
+    assert [line["name"] for line in lines] == ["client.publish", "client.read"]
+    assert all(line["value"] > 0 and line["goal"] == 2 for line in lines)
+
+
+def test_every_goal_of_topics_is_measured() -> None:
+    names = [name for measurement in topics.MEASUREMENTS for name in measurement.names]
+    assert names == [
+        "http.publish",
+        "http.publish-64-partitions",
+        "client.publish",
+        "client.read",
+        "latency.p50",
+        "latency.p99",
+        "partitions.throughput",
+        "partitions.start",
+        "rebalance.join",
+        "rebalance.leave",
+        "rebalance.kill",
+        "offsets.start",
+    ]
 
 
 def test_sides_alternate_and_take_turns_in_going_first() -> None:

@@ -68,6 +68,18 @@ def test_one_language_consumes_what_another_produced(broker: BrokerProcess) -> N
     assert run(broker, "javascript", "consume") == [f"got {user}@example.com" for user in USERS]
 
 
+def test_topics_with_the_client(broker: BrokerProcess) -> None:
+    stored = run(broker, "python", "publish")
+    assert len(stored) == 3
+    assert all(line.startswith("stored in partition ") for line in stored)
+    got = sorted(f"got {user}@example.com" for user in USERS)
+    assert sorted(run(broker, "python", "subscribe")) == got
+    assert run(broker, "python", "subscribe") == []
+    first, *lines, last = run(broker, "python", "ordered")
+    assert first.startswith("consumer ")
+    assert (sorted(lines), last) == (got, "nothing more for now")
+
+
 def test_the_page_in_a_browser_reaches_the_queue_through_its_own_site(
     broker: BrokerProcess,
 ) -> None:

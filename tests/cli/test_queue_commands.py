@@ -1,22 +1,10 @@
-"""`mill queue` against a running broker: transcripts in `transcripts/queue-*.txt`.
-
-A transcript is prose, with these lines in between:
-
-    $ mill …                       a command, then its output; `!` marks lines of stderr,
-                                   and `exit N` its end when it is not 0
-    $ printf 'TEXT' | mill …       the same, with something in its pipe
-
-SERVER stands for where the broker is, and TIME for a time. With MILLSTREAM_WRITE_TRANSCRIPTS=1 the
-outputs are written anew: then read what has changed.
-"""
+"""`mill queue` against a running broker: transcripts in `transcripts/queue-*.txt`."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
-import shlex
 import socket
 import subprocess
 import sys
@@ -26,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from broker_process import MILL, PATIENCE_SECONDS, BrokerProcess, plain_environment
-from millstream.cli.main import main
+from cli_transcripts import mill, replay
 
 TRANSCRIPTS = sorted(Path(__file__).parent.joinpath("transcripts").glob("queue-*.txt"))
 
@@ -40,47 +28,6 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         monkeypatch.setenv("COLUMNS", "100")
         monkeypatch.setenv("NO_COLOR", "1")
         yield url
-
-
-def mill(*arguments: str, given: bytes = b"") -> tuple[int, bytes, str]:
-    """Exit code, what it printed, and what it complained."""
-    streams = [
-        io.TextIOWrapper(io.BytesIO(data), "utf-8", write_through=True) for data in (b"", b"")
-    ]
-    before = sys.stdin, sys.stdout, sys.stderr
-    sys.stdin = io.TextIOWrapper(io.BytesIO(given), "utf-8")
-    sys.stdout, sys.stderr = streams
-    try:
-        main(arguments)
-        code = 0
-    except SystemExit as end:
-        code = int(end.code or 0)
-    finally:
-        sys.stdin, sys.stdout, sys.stderr = before
-    out, err = (stream.buffer.getvalue() for stream in streams)
-    return code, out, err.decode()
-
-
-def replay(transcript: str, server: str) -> Iterator[str]:
-    """The transcript, with the output that commands have now."""
-    is_output = False
-    for line in transcript.splitlines():
-        command = re.fullmatch(r"\$ (?:printf ('.*') \| )?mill (.*)", line)
-        if command:
-            is_output = True
-            yield line
-            given = (
-                shlex.split(command[1])[0].encode().decode("unicode_escape") if command[1] else ""
-            )
-            code, out, err = mill(*shlex.split(command[2]), given=given.encode())
-            for text in out.decode().splitlines():
-                yield re.sub(r"\b1[78]\d{14}\b", "TIME", text.replace(server, "SERVER").rstrip())
-            yield from (f"! {text.replace(server, 'SERVER')}" for text in err.splitlines())
-            if code:
-                yield f"exit {code}"
-        elif not line or not is_output:
-            is_output = False
-            yield line
 
 
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)

@@ -27,7 +27,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def bench(  # noqa: PLR0917 — typer calls it by name
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What to measure: log or queues.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="What to measure: log, queues or topics.")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Less of everything: a minute.")] = False,
     smoke: Annotated[

@@ -25,6 +25,8 @@ NOUNS = {
     "serve": ("millstream.cli.serve", "Start a broker."),
     "config": ("millstream.cli.config", "Show the settings in force, and where they came from."),
     "queue": ("millstream.cli.queue", "The queues of a running broker."),
+    "topic": ("millstream.cli.topic", "The topics of a running broker."),
+    "group": ("millstream.cli.group", "The consumer groups of a running broker."),
     "log": ("millstream.cli.log", "Check, read and repair a data directory, without a broker."),
     "bench": ("millstream.cli.bench", "Measure this machine, against peers in the same run."),
 }
@@ -35,7 +37,7 @@ EXIT_USAGE = 2
 # Some of the packages of `millstream[server]`; one missing means that only the light client is
 # installed.
 SERVER_PACKAGES = frozenset(
-    ("cramjam", "crc32c", "fastapi", "httptools", "prometheus_client", "structlog", "uvicorn")
+    ("fastapi", "httptools", "prometheus_client", "structlog", "uvicorn", "uvloop")
 )
 
 

@@ -13,6 +13,7 @@ import msgspec
 import typer
 
 from millstream.broker.queues import check_queue_name
+from millstream.cli.printing import print_json, print_page, print_table
 from millstream.cli.remote import DEFAULT_SERVER, Ca, Remote, Server
 from millstream.errors import BodyInvalid, MillstreamError, SettingInvalid
 from millstream.kinds import Size
@@ -53,13 +54,9 @@ def list_queues(server: Server = DEFAULT_SERVER, ca: Ca = None, as_json: Json = 
     """Print all queues, one a line."""
     queues = Remote(server, ca).call("GET", "/queues").json()["queues"]
     if as_json:
-        _print_json(queues)
+        print_json(queues)
         return
-    rows = [COLUMNS, *map(_row, queues)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for name, *numbers in rows:
-        aligned = [f"{text:>{width}}" for text, width in zip(numbers, widths[1:], strict=True)]
-        print("  ".join((f"{name:<{widths[0]}}", *aligned)))
+    print_table(COLUMNS, [_row(queue) for queue in queues])
 
 
 @app.command()
@@ -123,7 +120,7 @@ def enqueue(
             raise
         raise type(error)(f"{error.message}; {count} were enqueued before") from error
     if as_json:
-        _print_json({"queue_name": name, "enqueued": count})
+        print_json({"queue_name": name, "enqueued": count})
     else:
         print(f"enqueued {count}")
 
@@ -165,7 +162,7 @@ def clear(
     """Drop all messages of a queue."""
     page = Remote(server, ca).call("POST", f"{_path(name)}/clear").json()
     if as_json:
-        _print_json(page)
+        print_json(page)
     else:
         print(f"cleared {page['messages']}")
 
@@ -188,7 +185,7 @@ def persist(
     """Write what a queue holds to a file of the broker."""
     page = Remote(server, ca).call("POST", f"{_path(name)}/persist{_query(file)}").json()
     if as_json:
-        _print_json(page)
+        print_json(page)
     else:
         print(f"persisted {page['messages']} to {page['file']}")
 
@@ -205,7 +202,7 @@ def load(
     """Replace what a queue holds by what such a file holds."""
     page = Remote(server, ca).call("POST", f"{_path(name)}/load{_query(file)}").json()
     if as_json:
-        _print_json(page)
+        print_json(page)
     else:
         print(f"loaded {page['messages']} from {page['file']}")
 
@@ -335,17 +332,9 @@ def _table(queues: list[dict[str, Any]], before: dict[str, Any], seconds: float)
 
 def _print_page(page: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        _print_json(page)
-        return
-    width = max(map(len, page))
-    for name, value in page.items():
-        print(
-            f"{name:<{width}}  {value:,}" if isinstance(value, int) else f"{name:<{width}}  {value}"
-        )
-
-
-def _print_json(page: object) -> None:
-    print(msgspec.json.format(msgspec.json.encode(page)).decode())
+        print_json(page)
+    else:
+        print_page(page)
 
 
 # ---- what is asked

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import msgspec
 import typer
 
-from millstream import errors
-from millstream.errors import BrokerUnreachable, MillstreamError, SettingInvalid
+from millstream.errors import BrokerUnreachable, SettingInvalid
+from millstream.wire.refusals import refusal
 
 DEFAULT_SERVER = "http://127.0.0.1:8080"
 # Longer than a busy broker takes; a dequeue that waits gets its own time on top.
@@ -72,7 +72,7 @@ class Remote:
             self._connection.close()
             raise self._unreachable(error) from error
         if reply.status >= 400:
-            raise self._refusal(reply)
+            raise refusal(self.server, reply.status, reply.body)
         return reply
 
     def _unreachable(self, error: Exception) -> BrokerUnreachable:
@@ -93,23 +93,6 @@ class Remote:
         return BrokerUnreachable(
             f"no broker answers at {self.server}: {why}; {what_to_do}", server=self.server
         )
-
-    def _refusal(self, reply: Reply) -> MillstreamError:
-        try:
-            page = reply.json()
-            code, message = str(page["error"]), str(page["message"])
-        except (msgspec.MsgspecError, KeyError, TypeError):
-            return BrokerUnreachable(
-                f"what answers at {self.server} is no broker: it said {reply.status}",
-                server=self.server,
-            )
-        kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
-        for kind in kinds:
-            if issubclass(kind, MillstreamError) and kind.code == code:
-                return kind(message)
-        # Of a broker that is newer, or of HTTP itself.
-        unknown: type[MillstreamError] = type("Refused", (MillstreamError,), {"code": code})
-        return unknown(message)
 
 
 def _connection(server: str, ca: str | None) -> http.client.HTTPConnection:

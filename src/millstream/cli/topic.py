@@ -1,0 +1,275 @@
+"""`mill topic`: the topics of a running broker."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Optional
+from urllib.parse import quote, urlencode
+
+import msgspec
+import typer
+
+from millstream.cli.printing import print_json, print_page, print_table, show_setting, show_time
+from millstream.cli.remote import DEFAULT_SERVER, Remote, Server
+from millstream.errors import SettingInvalid
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="The topics of a running broker: make them, change them, write and read records.",
+)
+
+Name = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
+Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
+Partition = Annotated[
+    Optional[int],  # noqa: UP045  read at run time
+    typer.Option("--partition", metavar="N", min=0, help="Only this partition."),
+]
+Set = Annotated[
+    Optional[list[str]],  # noqa: UP045  read at run time
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="A setting, such as retention_ms=7d or fsync=none. Can be given again.",
+    ),
+]
+WithKeys = Annotated[bool, typer.Option("--keys", help="The key and a tab before each value.")]
+
+
+@app.command()
+def create(
+    name: Name,
+    partitions: Annotated[
+        Optional[int],  # noqa: UP045  read at run time
+        typer.Option("--partitions", metavar="N", min=1, help="How many; by default 3."),
+    ] = None,
+    settings: Set = None,
+    server: Server = DEFAULT_SERVER,
+    as_json: Json = False,
+) -> None:
+    """Make a topic."""
+    body: dict[str, object] = {"name": name}
+    if partitions is not None:
+        body["partitions"] = partitions
+    if settings:
+        body["settings"] = _settings(settings)
+    page = Remote(server).call("POST", "/v1/topics", msgspec.json.encode(body)).json()
+    if as_json:
+        print_json(page)
+    else:
+        print(f"created {name} with {_count(page['partitions'], 'partition')}")
+
+
+@app.command("list")
+def list_topics(server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
+    """Print all topics, one a line."""
+    remote = Remote(server)
+    topics: list[dict[str, Any]] = []
+    after: str | None = ""
+    while after is not None:
+        query = "?" + urlencode({"after": after}) if after else ""
+        page = remote.call("GET", f"/v1/topics{query}").json()
+        topics += page["topics"]
+        after = page["next"]
+    if as_json:
+        print_json(topics)
+        return
+    columns = ("name", "partitions", "retention", "fsync", "compact")
+    print_table(columns, [_row(topic) for topic in topics])
+
+
+@app.command()
+def describe(name: Name, server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
+    """Print what there is to know of a topic: its settings, and where its partitions stand."""
+    page = Remote(server).call("GET", _path(name)).json()
+    if as_json:
+        print_json(page)
+        return
+    facts = {"name": page["name"], "uuid": page["uuid"], "created": show_time(page["created_ms"])}
+    print_page(facts | {key: show_setting(key, page["settings"][key]) for key in page["settings"]})
+    print()
+    rows = [
+        [str(one["partition"]), *(f"{one[key]:,}" for key in ("start", "end", "bytes"))]
+        for one in page["details"]
+    ]
+    print_table(("partition", "start", "end", "bytes"), rows, texts=0)
+
+
+@app.command()
+def alter(  # noqa: PLR0917  typer calls it by name
+    name: Name,
+    settings: Set = None,
+    unset: Annotated[
+        Optional[list[str]],  # noqa: UP045  read at run time
+        typer.Option("--unset", metavar="NAME", help="Back to the default. Can be given again."),
+    ] = None,
+    partitions: Annotated[
+        Optional[int],  # noqa: UP045  read at run time
+        typer.Option("--partitions", metavar="N", min=1, help="Have so many from now on."),
+    ] = None,
+    server: Server = DEFAULT_SERVER,
+    as_json: Json = False,
+) -> None:
+    """Change settings, or add partitions. Records that are there stay where they are."""
+    changes = _settings(settings or []) | dict.fromkeys(unset or [])
+    if not changes and partitions is None:
+        raise typer.BadParameter("say what to change: --set, --unset or --partitions")
+    remote = Remote(server)
+    page: Any = None
+    if changes:
+        body = msgspec.json.encode({"settings": changes})
+        page = remote.call("PATCH", _path(name), body).json()
+    if partitions is not None:
+        body = msgspec.json.encode({"partitions": partitions})
+        page = remote.call("POST", f"{_path(name)}/partitions", body).json()
+    if as_json:
+        print_json(page)
+        return
+    said = [f"{key}={show_setting(key, page['settings'][key])}" for key in changes]
+    said += [_count(page["partitions"], "partition")] if partitions is not None else []
+    print(f"{name} has {', '.join(said)}")
+
+
+@app.command()
+def delete(name: Name, server: Server = DEFAULT_SERVER) -> None:
+    """Remove a topic with its records."""
+    Remote(server).call("DELETE", _path(name))
+
+
+@app.command()
+def purge(name: Name, server: Server = DEFAULT_SERVER) -> None:
+    """Remove all records of a topic, and keep the topic."""
+    Remote(server).call("POST", f"{_path(name)}/purge")
+
+
+@app.command()
+def publish(  # noqa: PLR0917  typer calls it by name
+    name: Name,
+    value: Annotated[
+        Optional[str],  # noqa: UP045  read at run time
+        typer.Argument(metavar="[VALUE]", help="Without it, each line of stdin is a record."),
+    ] = None,
+    key: Annotated[
+        Optional[str],  # noqa: UP045  read at run time
+        typer.Option("--key", metavar="TEXT", help="The key of every record."),
+    ] = None,
+    key_separator: Annotated[
+        Optional[str],  # noqa: UP045  read at run time
+        typer.Option("--key-separator", metavar="TEXT", help="What stands before it is the key."),
+    ] = None,
+    headers: Annotated[
+        Optional[list[str]],  # noqa: UP045  read at run time
+        typer.Option("--header", metavar="NAME=VALUE", help="Of every record. Can be repeated."),
+    ] = None,
+    partition: Partition = None,
+    payload: Annotated[bool, typer.Option("--payload", help="Values are JSON, not text.")] = False,
+    ndjson: Annotated[
+        bool,
+        typer.Option(
+            "--ndjson", help="Each line is a message, as `mill topic read --json` prints it."
+        ),
+    ] = False,
+    server: Server = DEFAULT_SERVER,
+    as_json: Json = False,
+) -> None:
+    """Store a record, or each line of a pipe.
+
+    Ends with 1 when a record was not stored; what was stored is said all the same.
+    """
+    from millstream.cli.publishing import LineForm, Recipe, publish_all
+
+    recipe = Recipe(key, key_separator, _pairs(headers or [], "--header"), partition)
+    form: LineForm = "ndjson" if ndjson else "payload" if payload else "text"
+    publish_all(server, name, value, recipe, form=form, as_json=as_json)
+
+
+@app.command()
+def read(  # noqa: PLR0917  typer calls it by name
+    name: Name,
+    partition: Partition = None,
+    offset: Annotated[
+        str, typer.Option("--offset", metavar="N|earliest|latest", help="Where to begin.")
+    ] = "earliest",
+    time: Annotated[
+        Optional[str],  # noqa: UP045  read at run time
+        typer.Option("--time", metavar="TIME", help="Begin at a time: 2026-01-31T08:00Z, or ms."),
+    ] = None,
+    limit: Annotated[
+        Optional[int],  # noqa: UP045  read at run time
+        typer.Option("--max", metavar="N", min=1, help="At most so many records."),
+    ] = None,
+    keys: WithKeys = False,
+    server: Server = DEFAULT_SERVER,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
+) -> None:
+    """Print records, one a line, up to the end as it is now.
+
+    Ends with 3 when there is none.
+    """
+    from millstream.cli.reading import Form, print_records
+
+    print_records(
+        server,
+        name,
+        Form(as_json, keys),
+        partition=partition,
+        offset=offset,
+        time=time,
+        limit=limit,
+    )
+
+
+@app.command()
+def tail(  # noqa: PLR0917  typer calls it by name
+    name: Name,
+    partition: Partition = None,
+    last: Annotated[
+        int, typer.Option("--last", metavar="N", min=0, help="Begin so many records before.")
+    ] = 0,
+    limit: Annotated[
+        Optional[int],  # noqa: UP045  read at run time
+        typer.Option("--max", metavar="N", min=1, help="End after so many records."),
+    ] = None,
+    keys: WithKeys = False,
+    server: Server = DEFAULT_SERVER,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
+) -> None:
+    """Print records as they come, until Ctrl-C. Goes on when the broker was away."""
+    from millstream.cli.reading import Form, follow_records
+
+    follow_records(server, name, Form(as_json, keys), partition=partition, last=last, limit=limit)
+
+
+def _row(topic: dict[str, Any]) -> list[str]:
+    settings = topic["settings"]
+    return [
+        topic["name"],
+        str(topic["partitions"]),
+        "" if settings["compact"] else show_setting("retention_ms", settings["retention_ms"]),
+        settings["fsync"],
+        show_setting("compact", settings["compact"]),
+    ]
+
+
+def _settings(texts: list[str]) -> dict[str, str | None]:
+    return {**_pairs(texts, "--set")}
+
+
+def _pairs(texts: list[str], flag: str) -> dict[str, str]:
+    pairs = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign or not name:
+            raise SettingInvalid(
+                f"{flag} is {text!r}; use NAME=VALUE", setting=flag.lstrip("-"), value=text
+            )
+        pairs[name] = value
+    return pairs
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+def _path(name: str) -> str:
+    return f"/v1/topics/{quote(name, safe='')}"

@@ -1,0 +1,37 @@
+"""The Python client: `AsyncClient` for asyncio, `Client` for everything else.
+
+This is the public face. What is listed in `__all__` keeps its name and meaning; a test freezes it.
+"""
+
+from __future__ import annotations
+
+from millstream.client.batches import Delivery
+from millstream.client.blocking import BlockingDelivery, Client
+from millstream.client.client import AsyncClient
+from millstream.client.consumer import Consumer, ConsumerStatistics
+from millstream.client.groups import GroupFacts, GroupLag, GroupSummary
+from millstream.client.producer import Producer, ProducerStatistics
+from millstream.client.queues import Message, QueueFacts
+from millstream.client.stream import TopicStream
+from millstream.client.topics import TopicFacts
+from millstream.client.values import Place, Received
+
+__all__ = [
+    "AsyncClient",
+    "BlockingDelivery",
+    "Client",
+    "Consumer",
+    "ConsumerStatistics",
+    "Delivery",
+    "GroupFacts",
+    "GroupLag",
+    "GroupSummary",
+    "Message",
+    "Place",
+    "Producer",
+    "ProducerStatistics",
+    "QueueFacts",
+    "Received",
+    "TopicFacts",
+    "TopicStream",
+]

@@ -1,0 +1,534 @@
+"""The blocking face: `Client` has what `AsyncClient` has, for programs without an event loop.
+
+An event loop runs in a thread of its own; each call is handed over and waited for. Only the
+producer does more: it hands over many records at a time, so that a record costs no switch of
+threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import ssl
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import suppress
+from typing import (
+    Any,
+    Concatenate,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypeVar,
+)
+from weakref import WeakSet
+
+from millstream.client.batches import Delivery
+from millstream.client.client import AsyncClient, Compression
+from millstream.client.consumer import Consumer, ConsumerStatistics
+from millstream.client.groups import Groups
+from millstream.client.membership import Assignor, OffsetReset, TopicPartition
+from millstream.client.producer import RECORD_OVERHEAD_BYTES, Producer, ProducerStatistics
+from millstream.client.queues import Message, Queues
+from millstream.client.reading import Start
+from millstream.client.stream import TopicStream
+from millstream.client.topics import Acks, Topics
+from millstream.client.transport import DEFAULT_SERVER
+from millstream.client.values import Encoded, HeaderMap, Key, Place, Received, Value, encode_value
+from millstream.errors import ClientClosed
+
+A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
+T = TypeVar("T")
+P = ParamSpec("P")
+
+# What may wait between the threads: a few batches, so that neither waits for the other.
+HAND_OVER_BYTES = 2 * 2**20
+SLICE = 200
+
+
+class LoopThread:
+    """An event loop in a thread."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self.loop.run_forever, name="millstream-client", daemon=True
+        )
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run it there and wait for it here."""
+        if not self.is_running:
+            work.close()
+            raise ClientClosed("this client was closed; make another")
+        assert threading.current_thread() is not self._thread, "a blocking call inside the loop"
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            # Ctrl-C, for one, must not leave it running.
+            future.cancel()
+            raise
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
+            self.loop.close()
+
+
+class Face(Protocol[A_co]):
+    """Something of the asyncio client, with the thread that it lives in."""
+
+    @property
+    def inner(self) -> A_co: ...
+    @property
+    def thread(self) -> LoopThread: ...
+
+
+def blocking(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Face[A], P], T]:
+    """The same method, waited for."""
+
+    @functools.wraps(method)
+    def call(self: Face[A], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.thread.run(method(self.inner, *args, **kwargs))
+
+    return call
+
+
+class BlockingQueues:
+    """As `AsyncClient.queues`."""
+
+    def __init__(self, thread: LoopThread, inner: Queues) -> None:
+        self.thread = thread
+        self.inner = inner
+
+    enqueue = blocking(Queues.enqueue)
+    enqueue_bytes = blocking(Queues.enqueue_bytes)
+    enqueue_batch = blocking(Queues.enqueue_batch)
+    dequeue = blocking(Queues.dequeue)
+    dequeue_batch = blocking(Queues.dequeue_batch)
+    create = blocking(Queues.create)
+    describe = blocking(Queues.describe)
+    clear = blocking(Queues.clear)
+    delete = blocking(Queues.delete)
+    persist = blocking(Queues.persist)
+    load = blocking(Queues.load)
+    list = blocking(Queues.list)
+
+    def stream(self, name: str) -> Iterator[Message]:
+        """Messages as they come, until the caller stops."""
+        return _iterate(self.thread, self.inner.stream(name))
+
+
+class BlockingTopics:
+    """As `AsyncClient.topics`."""
+
+    def __init__(self, thread: LoopThread, inner: Topics) -> None:
+        self.thread = thread
+        self.inner = inner
+
+    create = blocking(Topics.create)
+    describe = blocking(Topics.describe)
+    alter = blocking(Topics.alter)
+    add_partitions = blocking(Topics.add_partitions)
+    delete = blocking(Topics.delete)
+    purge = blocking(Topics.purge)
+    offsets = blocking(Topics.offsets)
+    publish = blocking(Topics.publish)
+    publish_many = blocking(Topics.publish_many)
+    list = blocking(Topics.list)
+
+
+class BlockingGroups:
+    """As `AsyncClient.groups`."""
+
+    def __init__(self, thread: LoopThread, inner: Groups) -> None:
+        self.thread = thread
+        self.inner = inner
+
+    describe = blocking(Groups.describe)
+    delete = blocking(Groups.delete)
+    offsets = blocking(Groups.offsets)
+    lag = blocking(Groups.lag)
+    reset = blocking(Groups.reset)
+    list = blocking(Groups.list)
+
+
+class BlockingDelivery:
+    """A record on its way. `result` waits for its place; an error says why it has none."""
+
+    __slots__ = ("_error", "_inner", "_news")
+
+    def __init__(self, news: threading.Condition) -> None:
+        self._news = news
+        self._inner: Delivery | None = None
+        self._error: Exception | None = None
+
+    def done(self) -> bool:
+        """Whether there is a report."""
+        return self._error is not None or (self._inner is not None and self._inner.done())
+
+    def result(self, timeout_s: float | None = None) -> Place:
+        """The place, or the error raised; TimeoutError when there is no report in time."""
+        error = self.exception(timeout_s)
+        if error is not None:
+            raise error
+        assert self._inner is not None
+        return self._inner.result()
+
+    def exception(self, timeout_s: float | None = None) -> Exception | None:
+        if not self.done():
+            with self._news:
+                if not self._news.wait_for(self.done, timeout_s):
+                    raise TimeoutError("there is no report yet")
+        return self._error or (self._inner.exception() if self._inner is not None else None)
+
+    def settle(self, inner: Delivery | None, error: Exception | None) -> None:
+        """For the producer: it was taken, or refused at once."""
+        self._inner, self._error = inner, error
+
+
+class BlockingProducer:
+    """As `Producer`; any thread may send."""
+
+    def __init__(self, thread: LoopThread, inner: Producer) -> None:
+        self.thread = thread
+        self.inner = inner
+        self._room = threading.Condition(threading.Lock())
+        self._news = threading.Condition(threading.Lock())
+        self._handed: list[_Handed] = []
+        self._handed_bytes = 0
+        self._is_closed = False
+        # Whether the loop is on its way through what was handed over.
+        self._is_pumping = False
+        inner.on_reports = self._tell
+
+    def send(
+        self,
+        topic: str,
+        value: Value,
+        *,
+        key: Key = None,
+        headers: HeaderMap | None = None,
+        timestamp_ms: int | None = None,
+        partition: int | None = None,
+    ) -> BlockingDelivery:
+        """Take a record, waiting while there is no room."""
+        encoded = Encoded(*encode_value(value))
+        delivery = BlockingDelivery(self._news)
+        size = RECORD_OVERHEAD_BYTES + len(encoded.data or b"")
+        given = (key, headers, timestamp_ms, partition)
+        self._hand_over(_Handed(topic, encoded, given, size, delivery))
+        return delivery
+
+    def flush(self) -> None:
+        """Wait until all that was sent has its report."""
+        self._mark().exception()
+        self.thread.run(self.inner.flush())
+
+    def close(self, *, timeout_s: float | None = None) -> None:
+        """Deliver what was sent, and take no more."""
+        with self._room:
+            if self._is_closed:
+                return
+        with suppress(TimeoutError):
+            self._mark(is_last=True).exception(timeout_s)
+        self.thread.run(self.inner.close(timeout_s=timeout_s))
+
+    def statistics(self) -> ProducerStatistics:
+        return self.inner.statistics()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _mark(self, *, is_last: bool = False) -> BlockingDelivery:
+        """It is done, with an error that nobody reads, when all before it were taken."""
+        mark = BlockingDelivery(self._news)
+        self._hand_over(_Handed(None, Encoded(None, ()), _NOTHING, 0, mark), is_last=is_last)
+        return mark
+
+    def _hand_over(self, one: _Handed, *, is_last: bool = False) -> None:
+        with self._room:
+            while self._handed_bytes and self._handed_bytes + one.size > HAND_OVER_BYTES:
+                self._room.wait()
+            if self._is_closed or not self.thread.is_running:
+                raise ClientClosed("this producer was closed; make another")
+            self._is_closed = is_last
+            self._handed_bytes += one.size
+            self._handed.append(one)
+            is_idle, self._is_pumping = not self._is_pumping, True
+        if is_idle:
+            asyncio.run_coroutine_threadsafe(self._pump(), self.thread.loop)
+
+    async def _pump(self) -> None:
+        """Give records to the producer until there are none."""
+        while True:
+            with self._room:
+                handed, self._handed = self._handed, []
+                if not handed:
+                    self._is_pumping = False
+                    return
+            for start in range(0, len(handed), SLICE):
+                part = handed[start : start + SLICE]
+                for one in part:
+                    await self._give(one)
+                with self._room:
+                    self._handed_bytes -= sum(one.size for one in part)
+                    self._room.notify_all()
+
+    async def _give(self, one: _Handed) -> None:
+        if one.topic is None:
+            one.delivery.settle(None, ClientClosed("a mark"))
+            self._tell()
+            return
+        key, headers, timestamp_ms, partition = one.given
+        try:
+            inner = await self.inner.send(
+                one.topic,
+                one.value,
+                key=key,
+                headers=headers,
+                timestamp_ms=timestamp_ms,
+                partition=partition,
+            )
+        except Exception as error:  # noqa: BLE001  it is the record's report
+            one.delivery.settle(None, error)
+            self._tell()
+        else:
+            one.delivery.settle(inner, None)
+
+    def _tell(self) -> None:
+        with self._news:
+            self._news.notify_all()
+
+
+_Given: TypeAlias = tuple[Key, HeaderMap | None, int | None, int | None]
+_NOTHING: _Given = (None, None, None, None)
+
+
+class _Handed(NamedTuple):
+    """A record between the threads; without a topic a mark that all before it have passed."""
+
+    topic: str | None
+    value: Encoded
+    given: _Given
+    size: int
+    delivery: BlockingDelivery
+
+
+class BlockingConsumer:
+    """As `Consumer`: a context manager, and an iterator of records."""
+
+    def __init__(self, thread: LoopThread, inner: Consumer) -> None:
+        self.thread = thread
+        self.inner = inner
+
+    take = blocking(Consumer.take)
+    commit = blocking(Consumer.commit)
+    close = blocking(Consumer.close)
+
+    def __enter__(self) -> Self:
+        self.thread.run(self.inner.__aenter__())
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.thread.run(self.inner.close(is_done=kind is None))
+
+    def __iter__(self) -> Iterator[Received]:
+        return _iterate(self.thread, self.inner)
+
+    @property
+    def assignment(self) -> frozenset[TopicPartition]:
+        return self.inner.assignment
+
+    def statistics(self) -> ConsumerStatistics:
+        return self.inner.statistics()
+
+
+class BlockingStream:
+    """As `TopicStream`."""
+
+    def __init__(self, thread: LoopThread, inner: TopicStream) -> None:
+        self.thread = thread
+        self.inner = inner
+
+    open = blocking(TopicStream.open)
+    publish = blocking(TopicStream.publish)
+    ack = blocking(TopicStream.ack)
+
+    def __enter__(self) -> Self:
+        self.thread.run(self.inner.__aenter__())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.thread.run(self.inner.close())
+
+    def __iter__(self) -> Iterator[Received]:
+        return _iterate(self.thread, self.inner)
+
+
+class Client:
+    """A broker, as a context manager. See `AsyncClient`, which has the same methods."""
+
+    def __init__(
+        self,
+        server: str = DEFAULT_SERVER,
+        *,
+        retry_s: float = 30.0,
+        answer_s: float = 30.0,
+        connections_max: int = 32,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.inner = AsyncClient(
+            server,
+            retry_s=retry_s,
+            answer_s=answer_s,
+            connections_max=connections_max,
+            tls=tls,
+        )
+        self.thread = LoopThread()
+        self.queues = BlockingQueues(self.thread, self.inner.queues)
+        self.topics = BlockingTopics(self.thread, self.inner.topics)
+        self.groups = BlockingGroups(self.thread, self.inner.groups)
+
+        self._producers: WeakSet[BlockingProducer] = WeakSet()
+
+    publish = blocking(AsyncClient.publish)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Deliver what producers have, leave groups, and end all connections and the thread."""
+        with suppress(ClientClosed):
+            for producer in list(self._producers):
+                producer.close()
+            self.thread.run(self.inner.close())
+        self.thread.stop()
+
+    @property
+    def server(self) -> str:
+        return self.inner.server
+
+    def producer(
+        self,
+        *,
+        batch_records: int = 100,
+        batch_bytes: int = 64 * 1024,
+        linger_ms: float = 5.0,
+        buffer_bytes: int = 32 * 2**20,
+        delivery_timeout_s: float = 120.0,
+        acks: Acks = "all",
+        compression: Compression = "none",
+    ) -> BlockingProducer:
+        """Many records in few requests; each with a report. `with` delivers all of them."""
+        producer = self.inner.producer(
+            batch_records=batch_records,
+            batch_bytes=batch_bytes,
+            linger_ms=linger_ms,
+            buffer_bytes=buffer_bytes,
+            delivery_timeout_s=delivery_timeout_s,
+            acks=acks,
+            compression=compression,
+        )
+        face = BlockingProducer(self.thread, producer)
+        self._producers.add(face)
+        return face
+
+    def consumer(
+        self,
+        topics: str | Iterable[str],
+        *,
+        group: str,
+        commit: Literal["auto", "manual"] = "auto",
+        commit_interval_s: float = 5.0,
+        auto_offset_reset: OffsetReset | None = None,
+        assignor: Assignor | None = None,
+        client_id: str = "python",
+        instance_id: str | None = None,
+        session_timeout_ms: int | None = None,
+        poll_records: int = 500,
+        buffer_records: int = 1000,
+        patience_s: float = math.inf,
+    ) -> BlockingConsumer:
+        """A member of a group. `with` joins and leaves; `for` gives the records."""
+        consumer = self.inner.consumer(
+            topics,
+            group=group,
+            commit=commit,
+            commit_interval_s=commit_interval_s,
+            auto_offset_reset=auto_offset_reset,
+            assignor=assignor,
+            client_id=client_id,
+            instance_id=instance_id,
+            session_timeout_ms=session_timeout_ms,
+            poll_records=poll_records,
+            buffer_records=buffer_records,
+            patience_s=patience_s,
+        )
+        return BlockingConsumer(self.thread, consumer)
+
+    def read(
+        self,
+        topic: str,
+        *,
+        partition: int | None = None,
+        offset: Start = "earliest",
+        time_ms: int | None = None,
+        last: int | None = None,
+        follow: bool = False,
+        patience_s: float = 30.0,
+    ) -> Iterator[Received]:
+        """Records of a topic, from an offset or a time on."""
+        chunks = self.inner.read_chunks(
+            topic,
+            partition=partition,
+            offset=offset,
+            time_ms=time_ms,
+            last=last,
+            follow=follow,
+            patience_s=patience_s,
+        )
+        for chunk in _iterate(self.thread, chunks):
+            yield from chunk
+
+    def stream(self, topic: str) -> BlockingStream:
+        """A topic over one WebSocket: publish, read in order, acknowledge."""
+        return BlockingStream(self.thread, self.inner.stream(topic))
+
+
+def _iterate(thread: LoopThread, source: AsyncIterator[T]) -> Iterator[T]:
+    async def advance() -> tuple[T] | None:
+        # StopAsyncIteration cannot cross into a future.
+        async for item in source:
+            return (item,)
+        return None
+
+    async def close() -> None:
+        if isinstance(source, AsyncGenerator):
+            await source.aclose()
+
+    try:
+        while (item := thread.run(advance())) is not None:
+            yield item[0]
+    finally:
+        with suppress(ClientClosed):
+            thread.run(close())

@@ -1,0 +1,199 @@
+"""The asyncio client: one object for a broker, and everything else made from it."""
+
+from __future__ import annotations
+
+import math
+import ssl
+from collections.abc import AsyncIterator, Iterable
+from typing import Literal, Self, TypeAlias
+from weakref import WeakSet
+
+from millstream.client.consumer import Consumer
+from millstream.client.groups import Groups
+from millstream.client.membership import Assignor, JoinOptions, OffsetReset
+from millstream.client.producer import Producer
+from millstream.client.queues import Queues
+from millstream.client.reading import ReadOptions, Start, read, read_chunks
+from millstream.client.retry import RetryPolicy
+from millstream.client.stream import TopicStream
+from millstream.client.topics import Acks, Topics
+from millstream.client.transport import DEFAULT_SERVER, Transport
+from millstream.client.values import HeaderMap, Key, Place, Received, Value
+from millstream.errors import ParameterInvalid
+
+Compression: TypeAlias = Literal["none", "gzip", "snappy", "lz4", "zstd"]
+
+
+class AsyncClient:
+    """A broker, as a context manager. What was made from it is closed with it.
+
+    `retry_s` is how long a call goes on trying while the broker is away, busy or restarting;
+    `answer_s` how long one try waits for its answer.
+    """
+
+    def __init__(
+        self,
+        server: str = DEFAULT_SERVER,
+        *,
+        retry_s: float = 30.0,
+        answer_s: float = 30.0,
+        connections_max: int = 32,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._transport = Transport(
+            server,
+            connections_max=connections_max,
+            retry=RetryPolicy(timeout_s=retry_s),
+            answer_s=answer_s,
+            tls=tls,
+        )
+        self.queues = Queues(self._transport)
+        self.topics = Topics(self._transport)
+        self.groups = Groups(self._transport)
+        # Those that nobody holds any more have nothing to close.
+        self._made: WeakSet[Producer | Consumer] = WeakSet()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Deliver what producers have, leave groups, and end all connections."""
+        for made in list(self._made):
+            await made.close()
+        await self._transport.close()
+
+    @property
+    def server(self) -> str:
+        return self._transport.place.url
+
+    async def publish(
+        self,
+        topic: str,
+        value: Value,
+        *,
+        key: Key = None,
+        headers: HeaderMap | None = None,
+        timestamp_ms: int | None = None,
+        partition: int | None = None,
+        acks: Acks = "all",
+        idempotency_key: str | None = None,
+    ) -> Place:
+        """Store one record, once, and answer where. For many, use a producer."""
+        return await self.topics.publish(
+            topic,
+            value,
+            key=key,
+            headers=headers,
+            timestamp_ms=timestamp_ms,
+            partition=partition,
+            acks=acks,
+            idempotency_key=idempotency_key,
+        )
+
+    def producer(
+        self,
+        *,
+        batch_records: int = 100,
+        batch_bytes: int = 64 * 1024,
+        linger_ms: float = 5.0,
+        buffer_bytes: int = 32 * 2**20,
+        delivery_timeout_s: float = 120.0,
+        acks: Acks = "all",
+        compression: Compression = "none",
+    ) -> Producer:
+        """Many records in few requests; each with a report. `async with` delivers all of them."""
+        producer = Producer(
+            self._transport,
+            batch_records=batch_records,
+            batch_bytes=batch_bytes,
+            linger_ms=linger_ms,
+            buffer_bytes=buffer_bytes,
+            delivery_timeout_s=delivery_timeout_s,
+            acks=acks,
+            compression=compression,
+        )
+        self._made.add(producer)
+        return producer
+
+    def consumer(
+        self,
+        topics: str | Iterable[str],
+        *,
+        group: str,
+        commit: Literal["auto", "manual"] = "auto",
+        commit_interval_s: float = 5.0,
+        auto_offset_reset: OffsetReset | None = None,
+        assignor: Assignor | None = None,
+        client_id: str = "python",
+        instance_id: str | None = None,
+        session_timeout_ms: int | None = None,
+        poll_records: int = 500,
+        buffer_records: int = 1000,
+        patience_s: float = math.inf,
+    ) -> Consumer:
+        """A member of a group. `async with` joins and leaves; `async for` gives the records.
+
+        `patience_s` is how long a broker that is away is waited for, each time.
+        """
+        names = (topics,) if isinstance(topics, str) else tuple(topics)
+        for name, number in (("poll_records", poll_records), ("buffer_records", buffer_records)):
+            if number < 1:
+                raise ParameterInvalid(f"{name} is {number}; it must be at least 1", parameter=name)
+        options = JoinOptions(
+            topics=names,
+            client_id=client_id,
+            instance_id=instance_id,
+            assignor=assignor,
+            session_timeout_ms=session_timeout_ms,
+            auto_offset_reset=auto_offset_reset,
+        )
+        consumer = Consumer(
+            self._transport,
+            group,
+            options,
+            commit=commit,
+            commit_interval_s=commit_interval_s,
+            poll_records=poll_records,
+            buffer_records=buffer_records,
+            patience_s=patience_s,
+        )
+        self._made.add(consumer)
+        return consumer
+
+    def read(
+        self,
+        topic: str,
+        *,
+        partition: int | None = None,
+        offset: Start = "earliest",
+        time_ms: int | None = None,
+        last: int | None = None,
+        follow: bool = False,
+        patience_s: float = 30.0,
+    ) -> AsyncIterator[Received]:
+        """Records of a topic, from an offset or a time, or the `last` few of each partition, to
+        the end as it is now; with `follow`, and on from there. The broker keeps nothing."""
+        options = ReadOptions(topic, partition, offset, time_ms, last, follow, patience_s)
+        return read(self._transport, options)
+
+    def read_chunks(
+        self,
+        topic: str,
+        *,
+        partition: int | None = None,
+        offset: Start = "earliest",
+        time_ms: int | None = None,
+        last: int | None = None,
+        follow: bool = False,
+        patience_s: float = 30.0,
+    ) -> AsyncIterator[list[Received]]:
+        """The same, in lists of as many as come together."""
+        options = ReadOptions(topic, partition, offset, time_ms, last, follow, patience_s)
+        return read_chunks(self._transport, options)
+
+    def stream(self, topic: str) -> TopicStream:
+        """A topic over one WebSocket: publish, read in order, acknowledge."""
+        return TopicStream(self._transport, topic)

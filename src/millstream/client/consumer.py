@@ -1,0 +1,391 @@
+"""A member of a consumer group, as an async iterator of records.
+
+Three tasks work beside the caller's handler: one polls ahead, into a buffer that is bounded; one
+sends heartbeats, so that a handler may take as long as it needs; one commits from time to time. A
+record is done when the caller asks for the next one: only then may its offset be committed. So a
+record whose handler fails is delivered again, here or elsewhere, and none is skipped.
+
+When the group gives a partition to another member, this one gives it up in order: records that wait
+are dropped, the one in the caller's hands is waited for, what is done is committed, and only then
+does the broker hear that the partition is free. Partitions that stay are read on all the while.
+
+When the broker forgot this member (it was restarted, or the session ended), it joins again and goes
+on from the committed offsets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Literal, NamedTuple, Self
+
+from millstream.client.membership import (
+    Joined,
+    JoinOptions,
+    Membership,
+    Standing,
+    TopicPartition,
+)
+from millstream.client.retry import RetryPolicy
+from millstream.client.transport import Transport
+from millstream.client.values import Received
+from millstream.errors import (
+    ClientClosed,
+    MemberUnknown,
+    MillstreamError,
+    PartitionNotAssigned,
+    StaleGeneration,
+)
+
+# How long the broker holds a poll while there is nothing.
+POLL_S = 20.0
+# How long a goodbye may take.
+LEAVE_S = 5.0
+
+
+class ConsumerStatistics(NamedTuple):
+    member_id: str
+    generation: int
+    buffered: int  # fetched and not yet asked for
+    received: int
+    committed: int  # offsets, not records
+    joins: int
+
+
+class Consumer:
+    """Made by `AsyncClient.consumer`; joins when it is entered, and leaves when it is left."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        group: str,
+        options: JoinOptions,
+        *,
+        commit: Literal["auto", "manual"] = "auto",
+        commit_interval_s: float = 5.0,
+        poll_records: int = 500,
+        buffer_records: int = 1000,
+        patience_s: float = math.inf,
+    ) -> None:
+        retry = RetryPolicy(timeout_s=patience_s)
+        self._membership = Membership(transport, group, retry)
+        self._options = options
+        self._is_auto = commit == "auto"
+        self._commit_interval_s = commit_interval_s
+        self._poll_records = poll_records
+        self._buffer_records = buffer_records
+        # Where the group stands: what is used in calls, and the newest that was heard.
+        self._member_id: str | None = None
+        self._generation = -1
+        self._newest: Standing | None = None
+        self._assignment: frozenset[TopicPartition] = frozenset()
+        # Records on their way to the caller, those in its hands, and offsets that are done.
+        self._buffer: deque[Received] = deque()
+        self._in_hand: list[Received] = []
+        self._done: dict[TopicPartition, int] = {}
+        self._committed: dict[TopicPartition, int] = {}
+        self._arrived = asyncio.Event()
+        self._handed_back = asyncio.Event()
+        self._room = asyncio.Event()
+        # Of the last answer to a poll that came through.
+        self._number = 0
+        self._error: Exception | None = None
+        self._is_closed = False
+        self._lost = asyncio.Event()
+        self._committing = asyncio.Lock()
+        self._giving_up: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._received = self._commits = self._joins = 0
+
+    # ---- for callers
+
+    async def __aenter__(self) -> Self:
+        joined = await self._membership.join(self._options, None)
+        self._take_seat(joined)
+        self._task = asyncio.get_running_loop().create_task(self._run(joined))
+        return self
+
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        # A loop that was left in the ordinary way has done what it had in hand.
+        await self.close(is_done=kind is None)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Received:
+        taken = await self._take(1, None)
+        if not taken:
+            raise StopAsyncIteration
+        return taken[0]
+
+    async def take(self, count_max: int = 500, *, timeout_s: float | None = None) -> list[Received]:
+        """Up to so many records together; those taken before are done. None come when the time
+        is up, or when the consumer was closed."""
+        return await self._take(count_max, timeout_s)
+
+    async def commit(self) -> None:
+        """Commit all that was taken, with what is in the caller's hands. Durable when it
+        returns."""
+        self._finish()
+        await self._commit(dict(self._done))
+
+    async def close(self, *, is_done: bool = True) -> None:
+        """Commit what is done, and leave the group, so that others take over at once."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if is_done:
+            self._finish()
+        else:
+            self._in_hand = []
+        for task in (self._task, self._giving_up):
+            if task is not None:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+        # What cannot be said in time is learnt when the session ends.
+        with suppress(MillstreamError, TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                await self._say_goodbye()
+        self._arrived.set()
+
+    @property
+    def assignment(self) -> frozenset[TopicPartition]:
+        """The partitions that it reads now."""
+        return self._assignment
+
+    def statistics(self) -> ConsumerStatistics:
+        return ConsumerStatistics(
+            self._member_id or "",
+            self._generation,
+            len(self._buffer),
+            self._received,
+            self._commits,
+            self._joins,
+        )
+
+    # ---- records
+
+    async def _take(self, count_max: int, timeout_s: float | None) -> list[Received]:
+        self._finish()
+        if not self._buffer:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    while not (self._buffer or self._is_closed or self._error):
+                        self._arrived.clear()
+                        await self._arrived.wait()
+            if self._error is not None and not self._buffer:
+                raise self._error
+        count = min(count_max, len(self._buffer))
+        taken = [self._buffer.popleft() for _ in range(count)]
+        self._in_hand = taken
+        self._received += count
+        if len(self._buffer) <= self._buffer_records // 2:
+            self._room.set()
+        return taken
+
+    def _finish(self) -> None:
+        """What the caller had in hand is done."""
+        for record in self._in_hand:
+            self._done[record.topic, record.partition] = record.offset + 1
+        self._in_hand = []
+        self._handed_back.set()
+
+    # ---- membership
+
+    async def _run(self, joined: Joined) -> None:
+        """Be a member, again and again, until closed or until an error that staying in the group
+        cannot mend."""
+        try:
+            while True:
+                await self._be_member(joined)
+                joined = await self._join_again()
+                self._take_seat(joined)
+        except Exception as error:  # noqa: BLE001  the caller is told, whatever it is
+            self._error = error
+            self._arrived.set()
+
+    async def _be_member(self, joined: Joined) -> None:
+        """Until the broker does not know this member any more."""
+        self._lost.clear()
+        tasks = [
+            asyncio.ensure_future(work)
+            for work in (
+                self._poll_ahead(),
+                self._send_heartbeats(joined.heartbeat_s),
+                self._commit_now_and_then(),
+                self._lost.wait(),
+            )
+        ]
+        try:
+            finished, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in finished:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _join_again(self) -> Joined:
+        """With the old id, which keeps what it has; without, when the broker does not know it."""
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._giving_up
+        try:
+            return await self._membership.join(self._options, self._member_id)
+        except MemberUnknown:
+            return await self._membership.join(self._options, None)
+
+    def _take_seat(self, joined: Joined) -> None:
+        """From here on the broker's committed offsets count: nothing of before is committed."""
+        standing = joined.standing
+        self._joins += 1
+        self._member_id = standing.member_id
+        self._generation = standing.generation
+        self._newest = standing
+        self._assignment = standing.assignment - standing.revoking
+        self._buffer.clear()
+        self._in_hand = []
+        self._done.clear()
+        self._committed.clear()
+        self._number = 0
+
+    def _heard(self, standing: Standing) -> None:
+        """Follow the group: at once when there is nothing to give up."""
+        if self._newest is not None and standing.generation < self._newest.generation:
+            return
+        self._newest = standing
+        if self._giving_up is not None:
+            return
+        if standing.revoking & self._assignment:
+            task = asyncio.get_running_loop().create_task(self._give_up())
+            self._giving_up = task
+            task.add_done_callback(self._gave_up)
+        else:
+            self._generation = standing.generation
+            self._assignment = standing.assignment - standing.revoking
+
+    async def _give_up(self) -> None:
+        while self._newest is not None and self._newest.revoking & self._assignment:
+            standing = self._newest
+            parting = standing.revoking & self._assignment
+            self._assignment -= parting
+            self._buffer = deque(
+                record for record in self._buffer if (record.topic, record.partition) not in parting
+            )
+            while self._holds(parting):
+                self._handed_back.clear()
+                await self._handed_back.wait()
+            done = {one: offset for one, offset in self._done.items() if one in parting}
+            if self._is_auto:
+                await self._commit(done)
+            for one in parting:
+                self._done.pop(one, None)
+                self._committed.pop(one, None)
+        assert self._newest is not None
+        self._generation = self._newest.generation
+        self._assignment = self._newest.assignment - self._newest.revoking
+        # A call with the new generation is what tells the broker.
+        assert self._member_id is not None
+        self._heard(await self._membership.heartbeat(self._member_id, self._generation))
+
+    def _gave_up(self, task: asyncio.Task[None]) -> None:
+        if self._giving_up is task:
+            self._giving_up = None
+        if task.cancelled():
+            return
+        if task.exception() is not None:
+            # Whatever it was, joining again brings this member and the group together.
+            self._lost.set()
+        elif self._newest is not None:
+            self._heard(self._newest)
+
+    def _holds(self, partitions: Iterable[TopicPartition]) -> bool:
+        held = {(record.topic, record.partition) for record in self._in_hand}
+        return not held.isdisjoint(partitions)
+
+    # ---- what goes on beside the handler
+
+    async def _poll_ahead(self) -> None:
+        while True:
+            while len(self._buffer) >= self._buffer_records:
+                self._room.clear()
+                await self._room.wait()
+            generation = self._generation
+            assert self._member_id is not None
+            try:
+                polled = await self._membership.poll(
+                    self._member_id,
+                    generation,
+                    received=self._number,
+                    limit=self._poll_records,
+                    wait_s=POLL_S,
+                )
+            except StaleGeneration:
+                # Unless another call has moved on in the meantime, the group went on without us.
+                if generation == self._generation:
+                    return
+                continue
+            except MemberUnknown:
+                return
+            self._number = polled.number
+            self._heard(polled.standing)
+            self._buffer.extend(
+                record
+                for record in polled.records
+                if (record.topic, record.partition) in self._assignment
+            )
+            if self._buffer:
+                self._arrived.set()
+
+    async def _send_heartbeats(self, interval_s: float) -> None:
+        while True:
+            await asyncio.sleep(interval_s)
+            generation = self._generation
+            assert self._member_id is not None
+            try:
+                self._heard(await self._membership.heartbeat(self._member_id, generation))
+            except StaleGeneration:
+                if generation == self._generation:
+                    return
+            except MemberUnknown:
+                return
+
+    async def _commit_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(self._commit_interval_s)
+            if self._is_auto and self._giving_up is None:
+                try:
+                    await self._commit(dict(self._done))
+                except (MemberUnknown, StaleGeneration):
+                    return
+                except PartitionNotAssigned:
+                    # It is being given up; the next standing says so.
+                    continue
+
+    async def _commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """One at a time: an older one that is tried again must not undo a newer one."""
+        async with self._committing:
+            known = self._committed
+            news = {one: offset for one, offset in offsets.items() if offset > known.get(one, -1)}
+            if not news:
+                return
+            if self._member_id is None:
+                raise ClientClosed("the consumer has not joined its group yet")
+            await self._membership.commit(self._member_id, self._generation, news)
+            self._committed |= news
+            self._commits += len(news)
+
+    async def _say_goodbye(self) -> None:
+        if self._is_auto:
+            # What is just being given up must not keep the rest from being committed.
+            for among in (self._done.keys(), self._assignment):
+                with suppress(MillstreamError):
+                    await self._commit({one: self._done[one] for one in among & self._done.keys()})
+                    break
+        if self._member_id is not None:
+            await self._membership.leave(self._member_id, RetryPolicy(timeout_s=LEAVE_S))

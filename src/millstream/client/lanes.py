@@ -1,0 +1,426 @@
+"""The way of records to their partitions: a lane for each, with one batch under way at a time.
+
+A lane numbers its batches: a producer id that it makes up, and a sequence that counts records. A
+batch keeps its number until its outcome is known, so that the broker recognises a repeat. When the
+outcome will never be known (the lane gave up), the numbers that follow would make no sense to the
+broker, and the lane goes on under a new id.
+
+A topic that does not exist yet has one lane without a partition. Its batches go as JSON, which lets
+a broker that makes topics on first use make it; an idempotency key takes the number's place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import random
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from millstream.client.batches import Batch
+from millstream.client.http import Reply
+from millstream.client.retry import RetryPolicy
+from millstream.client.topics import Acks, TopicFacts, Topics, topic_path
+from millstream.client.transport import JSON, RAW, Transport
+from millstream.client.values import Place, encode_json
+from millstream.errors import (
+    BatchTooLarge,
+    BrokerUnreachable,
+    ClientClosed,
+    MessageTooLarge,
+    MillstreamError,
+    OutcomeUnknown,
+    PartitionUnknown,
+    SequenceOutOfOrder,
+    TopicUnknown,
+)
+from millstream.wire.batches import TYPE_HEADER, TYPE_JSON, Data, Fields, encode
+from millstream.wire.partitioning import Partitioner, partition_of_key
+from millstream.wire.refusals import refusal, retry_after_s
+
+# For those who do not look at reports.
+log = logging.getLogger("millstream.client")
+
+_SEQUENCE_MASK = 2**31 - 1
+_PARTITIONERS: tuple[Partitioner, ...] = ("murmur2", "murmur3")
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+class LaneOptions(NamedTuple):
+    transport: Transport
+    bytes_max: int
+    linger_s: float
+    retry: RetryPolicy
+    acks: Acks
+    compression: str
+    settled: Callable[[Batch, bool], None]
+
+
+class Lane:
+    """Batches of one partition, in order. `partition` is None for a topic that is not there yet."""
+
+    __slots__ = (
+        "_loop",
+        "_on_idle",
+        "_on_refused",
+        "_options",
+        "_path",
+        "_task",
+        "line",
+        "open",
+        "partition",
+        "producer_id",
+        "sequence",
+        "topic",
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int | None,
+        options: LaneOptions,
+        on_idle: Callable[[Lane], None],
+        on_refused: Callable[[MillstreamError], None],
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.open: Batch | None = None
+        self.line: deque[Batch] = deque()
+        self._options = options
+        self._on_idle = on_idle
+        self._on_refused = on_refused
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[None] | None = None
+        self._path = self._make_path()
+        self.producer_id = 0
+        self.sequence = 0
+        self._renew()
+
+    def room_for(self, size: int) -> Batch:
+        """The open batch, if it has room for so many bytes more; else a new one."""
+        batch = self.open
+        if batch is not None:
+            if batch.size + size <= self._options.bytes_max:
+                return batch
+            self.close_batch()
+        self.open = batch = Batch(self._loop, now_ms())
+        batch.timer = self._loop.call_later(self._options.linger_s, self._linger_over, batch)
+        return batch
+
+    def close_batch(self) -> None:
+        """Nothing more goes into the open batch."""
+        batch, self.open = self.open, None
+        if batch is None:
+            return
+        if batch.timer is not None:
+            batch.timer.cancel()
+            batch.timer = None
+        self.line.append(batch)
+        if self._task is None:
+            self._task = self._loop.create_task(self._run())
+
+    async def abandon(self) -> None:
+        """Deliver nothing more: every batch is reported as not, or not surely, stored."""
+        self.close_batch()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        for batch in self.line:
+            self._settle(batch, self._given_up(batch, ClientClosed("the producer was closed")))
+        self.line.clear()
+
+    def _linger_over(self, batch: Batch) -> None:
+        if self.open is batch:
+            self.close_batch()
+
+    async def _run(self) -> None:
+        try:
+            while self.line:
+                await self._deliver(self.line[0])
+        finally:
+            self._task = None
+        self._on_idle(self)
+
+    # ---- delivering
+
+    async def _deliver(self, batch: Batch) -> None:
+        """Try until it is stored, refused, or time is up; then it leaves the line."""
+        pauses = self._options.retry.pauses()
+        deadline_s = self._loop.time() + self._options.retry.timeout_s
+        while True:
+            wait_s = None
+            try:
+                reply = await self._try(batch)
+            except BrokerUnreachable as caught:
+                error: MillstreamError = caught
+            except OutcomeUnknown as caught:
+                batch.is_doubtful = True
+                error = caught
+            except MillstreamError as caught:
+                # Nothing was sent: it cannot be written as a batch, or the client was closed.
+                self._leave(batch, self._given_up(batch, caught))
+                return
+            except asyncio.CancelledError:
+                batch.is_doubtful = True
+                raise
+            else:
+                error_or_none = self._judge(batch, reply)
+                if error_or_none is None:
+                    return
+                error = error_or_none
+                wait_s = retry_after_s(reply.headers.get(b"retry-after"))
+            pause_s = pauses.next_s(wait_s)
+            if self._loop.time() + pause_s >= deadline_s:
+                self._leave(batch, self._given_up(batch, error))
+                return
+            await asyncio.sleep(pause_s)
+
+    async def _try(self, batch: Batch) -> Reply:
+        batch.tries += 1
+        transport = self._options.transport
+        if self.partition is None:
+            batch.key = batch.key or uuid.uuid4().hex
+            return await transport.ask_once(
+                "POST",
+                self._path,
+                _as_json(batch),
+                media=JSON,
+                headers={"idempotency-key": batch.key},
+            )
+        data = encode(
+            batch.records,
+            compression=self._options.compression,
+            producer_id=self.producer_id,
+            producer_epoch=0,
+            base_sequence=self.sequence,
+        )
+        return await transport.ask_once("POST", self._path, data, media=RAW)
+
+    def _judge(self, batch: Batch, reply: Reply) -> MillstreamError | None:
+        """What an answer means: None when the batch is through, else why to try again."""
+        if reply.status < 400:
+            try:
+                self._stored(batch, _placed.decode(reply.body).placed)
+            except (msgspec.MsgspecError, IndexError, ValueError):
+                batch.is_doubtful = True
+                return OutcomeUnknown("the broker's answer does not say where the records are")
+            return None
+        error = refusal(self._options.transport.place.url, reply.status, reply.body)
+        if isinstance(error, OutcomeUnknown):
+            batch.is_doubtful = True
+            return error
+        if isinstance(error, SequenceOutOfOrder):
+            # The broker has not stored it, nor all that came before: it lost what was not yet
+            # synced, or removed it. Under a new id it is taken as it is.
+            batch.is_doubtful = False
+            self._renew()
+            return error
+        if isinstance(error, BatchTooLarge | MessageTooLarge) and len(batch.records) > 1:
+            self._split(batch)
+            return None
+        if error.retriable and not isinstance(error, BrokerUnreachable):
+            return error
+        self._on_refused(error)
+        self._leave(batch, error)
+        return None
+
+    def _split(self, batch: Batch) -> None:
+        """Nothing of it was stored: its halves go by themselves, so that one record that is too
+        large does not take the others with it."""
+        self.line.popleft()
+        self.line.extendleft(reversed(batch.split(self._loop)))
+
+    def _stored(self, batch: Batch, placed: list[_Placed]) -> None:
+        if self.partition is None:
+            places = [Place(one.partition, one.offset, one.timestamp_ms) for one in placed]
+            if len(places) != len(batch.records):
+                raise ValueError("so many places for so many records do not fit")
+            batch.places = places
+        else:
+            batch.partition, batch.offset = self.partition, placed[0].offset
+            self.sequence = (self.sequence + len(batch.records)) & _SEQUENCE_MASK
+        self._leave(batch, None)
+
+    def _given_up(self, batch: Batch, error: MillstreamError) -> MillstreamError:
+        """What the report says when there are no more tries."""
+        if not batch.is_doubtful:
+            return error
+        self._renew()
+        if isinstance(error, OutcomeUnknown):
+            return error
+        return OutcomeUnknown(f"a try may have been stored, and then: {error.message}")
+
+    def _leave(self, batch: Batch, error: MillstreamError | None) -> None:
+        self.line.popleft()
+        self._settle(batch, error)
+
+    def _settle(self, batch: Batch, error: MillstreamError | None) -> None:
+        batch.error = error
+        if error is not None:
+            log.warning("%d records for %s: %s", len(batch.records), self.topic, error)
+        if not batch.done.done():
+            batch.done.set_result(None)
+        self._options.settled(batch, error is None)
+
+    def _renew(self) -> None:
+        # Above what a broker gives to Kafka clients one by one.
+        self.producer_id = 2**62 | random.getrandbits(62)
+        self.sequence = 0
+
+    def _make_path(self) -> str:
+        query = "" if self._options.acks == "all" else f"acks={self._options.acks}"
+        if self.partition is None:
+            return topic_path(self.topic, "batch", query=query)
+        return topic_path(self.topic, "partitions", str(self.partition), "batches", query=query)
+
+
+class TopicLanes:
+    """A topic, and which lane a record takes."""
+
+    __slots__ = (
+        "_lanes",
+        "_loop",
+        "_next",
+        "_options",
+        "_partitioner",
+        "_unplaced",
+        "count",
+        "is_stale",
+        "sticky",
+        "topic",
+    )
+
+    def __init__(self, topic: str, options: LaneOptions) -> None:
+        self.topic = topic
+        self._options = options
+        self._loop = asyncio.get_running_loop()
+        self._lanes: dict[int, Lane] = {}
+        self._unplaced: Lane | None = None
+        self.sticky: Lane | None = None
+        self._next = random.randrange(2**16)  # noqa: S311  where to begin, no secret
+        self._partitioner: Partitioner = "murmur2"
+        # Partitions; 0 while there is no such topic.
+        self.count = 0
+        self.is_stale = False
+
+    async def look(self, topics: Topics) -> None:
+        """Learn how many partitions there are."""
+        try:
+            facts: TopicFacts | None = await topics.describe(self.topic)
+        except TopicUnknown:
+            facts = None
+        self.is_stale = False
+        self.count = 0 if facts is None else facts.partitions
+        self.sticky = None
+        named = None if facts is None else facts.settings.get("partitioner")
+        if named in _PARTITIONERS:
+            self._partitioner = named
+        if self._unplaced is None and not self.count:
+            self._unplaced = Lane(self.topic, None, self._options, self._idle, self._refused)
+        elif self._unplaced is not None:
+            self._idle(self._unplaced)
+
+    def lane_for(self, key: bytes | None, partition: int | None) -> Lane:
+        if self._unplaced is not None:
+            return self._unplaced
+        if partition is not None:
+            return self._lane(partition)
+        if key is not None:
+            return self._lane(partition_of_key(key, self.count, self._partitioner))
+        # Without a key a batch is filled before the next partition has its turn: as even in the
+        # long run as record by record, and many times fewer batches.
+        if self.sticky is None or self.sticky.open is None:
+            self._next += 1
+            self.sticky = self._lane(self._next % self.count)
+        return self.sticky
+
+    def flush(self) -> list[Batch]:
+        """Send what is open; answers all batches that are not done."""
+        batches: list[Batch] = []
+        for lane in self._all():
+            lane.close_batch()
+            batches += lane.line
+        return batches
+
+    async def abandon(self) -> None:
+        for lane in self._all():
+            await lane.abandon()
+
+    def grow_stale(self) -> None:
+        self.is_stale = True
+
+    def _lane(self, partition: int) -> Lane:
+        lane = self._lanes.get(partition)
+        if lane is None:
+            lane = Lane(self.topic, partition, self._options, self._idle, self._refused)
+            self._lanes[partition] = lane
+        return lane
+
+    def _idle(self, lane: Lane) -> None:
+        """A topic that was made in the meantime gets its own lanes, once the others are through:
+        records keep their order."""
+        if lane is not self._unplaced or lane.open is not None or lane.line:
+            return
+        if self.count:
+            self._unplaced = None
+        else:
+            self.is_stale = True
+
+    def _refused(self, error: MillstreamError) -> None:
+        if isinstance(error, TopicUnknown | PartitionUnknown):
+            self.is_stale = True
+
+    def _all(self) -> list[Lane]:
+        lanes = list(self._lanes.values())
+        return lanes if self._unplaced is None else [*lanes, self._unplaced]
+
+
+class _Placed(msgspec.Struct):
+    partition: int
+    offset: int
+    timestamp_ms: int = 0
+
+
+class _AllPlaced(msgspec.Struct):
+    placed: list[_Placed]
+
+
+_placed = msgspec.json.Decoder(_AllPlaced)
+
+
+def _as_json(batch: Batch) -> bytes:
+    """Times and bytes are the same as in a record batch."""
+    pairs = zip(batch.records, batch.partitions, strict=True)
+    return encode_json({"messages": [_message(*pair) for pair in pairs]})
+
+
+def _message(record: Fields, partition: int | None) -> dict[str, object]:
+    timestamp_ms, key, value, headers = record
+    message: dict[str, object] = {"timestamp_ms": timestamp_ms, "value": None}
+    if partition is not None:
+        message["partition"] = partition
+    if key is not None:
+        message |= {"key": _base64(key), "key_encoding": "base64"}
+    if (TYPE_HEADER, TYPE_JSON) in headers:
+        message["value"] = msgspec.Raw(value or b"null")
+    elif value is not None:
+        message |= {"value": _base64(value), "encoding": "base64"}
+    own = {
+        name: None if text is None else {"base64": _base64(text)}
+        for name, text in headers
+        if name != TYPE_HEADER
+    }
+    return message | ({"headers": own} if own else {})
+
+
+def _base64(data: Data) -> str:
+    return base64.b64encode(data).decode("ascii")

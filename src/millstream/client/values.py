@@ -1,0 +1,202 @@
+"""What users give and get: keys, values, headers and records.
+
+A value may be bytes, text, None (a tombstone: 'this key is gone', in a compacted topic), or
+anything that JSON can say. Bytes and text are stored as they are; JSON as its text, with a record
+header that says so.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from millstream.errors import BodyInvalid
+from millstream.wire.batches import OWN_PREFIX, TYPE_HEADER, TYPE_JSON, Headers, Record
+
+# Bytes, text, None or what JSON can say; also dataclasses and msgspec's structs.
+Value: TypeAlias = Any
+Key: TypeAlias = bytes | str | None
+HeaderMap: TypeAlias = Mapping[str, bytes | str | None]
+
+_JSON_HEADERS: Headers = ((TYPE_HEADER, TYPE_JSON),)
+
+
+class Place(NamedTuple):
+    """Where a record was stored."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+
+
+class Received(NamedTuple):
+    """A record of a topic, as a consumer gets it."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
+    # Whether it was published as JSON, and not as text or bytes.
+    is_json: bool = False
+
+    @property
+    def text(self) -> str:
+        """The value as text; of a tombstone the empty one."""
+        return "" if self.value is None else self.value.decode()
+
+    def json(self) -> Any:
+        """The value as JSON; None of a tombstone."""
+        return None if self.value is None else msgspec.json.decode(self.value)
+
+
+def received(topic: str, partition: int, record: Record) -> Received:
+    """A record of a batch. Headers that are Millstream's own are not the user's business."""
+    headers = record.headers
+    is_json = False
+    if headers:
+        is_json = (TYPE_HEADER, TYPE_JSON) in headers
+        headers = tuple(pair for pair in headers if not pair[0].startswith(OWN_PREFIX))
+    return Received(
+        topic,
+        partition,
+        record.offset,
+        record.timestamp,
+        record.key,
+        record.value,
+        headers,
+        is_json,
+    )
+
+
+class Encoded(NamedTuple):
+    """A value that `encode_value` was asked about before."""
+
+    data: bytes | None
+    headers: Headers
+
+
+def encode_value(value: Value) -> tuple[bytes | None, Headers]:
+    """The bytes that are stored, and the header that says what they are."""
+    if value is None or type(value) is bytes:
+        return value, ()
+    if isinstance(value, str):
+        return value.encode(), ()
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value), ()
+    if type(value) is Encoded:
+        return value
+    return encode_json(value), _JSON_HEADERS
+
+
+def encode_json(value: object) -> bytes:
+    try:
+        return msgspec.json.encode(value)
+    except (TypeError, ValueError, RecursionError, UnicodeEncodeError) as error:
+        raise BodyInvalid(f"a value of type {type(value).__name__} is no JSON: {error}") from error
+
+
+def encode_headers(headers: HeaderMap | None) -> Headers:
+    if not headers:
+        return ()
+    for name in headers:
+        if not name or name.startswith(OWN_PREFIX):
+            raise BodyInvalid(
+                f"a header may not be called {name!r}: names that begin with {OWN_PREFIX} are "
+                "Millstream's own",
+                header=name,
+            )
+    return tuple(
+        (name, value.encode() if isinstance(value, str) else value)
+        for name, value in headers.items()
+    )
+
+
+# ---- the same, in the JSON of HTTP
+
+
+class ReadMessage(msgspec.Struct):
+    """A message as the broker writes it in JSON."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+    value: msgspec.Raw
+    topic: str = ""
+    key: str | None = None
+    key_encoding: str | None = None
+    encoding: str | None = None
+    headers: dict[str, str | dict[str, str] | None] = {}
+
+    def received(self, topic: str) -> Received:
+        value, is_json = self._value()
+        headers: Headers = ()
+        if self.headers:
+            headers = tuple((name, _header_bytes(text)) for name, text in self.headers.items())
+        key = None if self.key is None else _decoded(self.key, self.key_encoding)
+        return Received(
+            self.topic or topic,
+            self.partition,
+            self.offset,
+            self.timestamp_ms,
+            key,
+            value,
+            headers,
+            is_json,
+        )
+
+    def _value(self) -> tuple[bytes | None, bool]:
+        raw = bytes(self.value)
+        if raw[:1] == b'"':
+            return _decoded(msgspec.json.decode(raw, type=str), self.encoding), False
+        return (None, False) if raw == b"null" else (raw, True)
+
+
+def message_body(
+    value: Value,
+    *,
+    key: Key = None,
+    headers: HeaderMap | None = None,
+    timestamp_ms: int | None = None,
+    partition: int | None = None,
+) -> dict[str, object]:
+    """A message as the broker reads it in JSON."""
+    body: dict[str, object] = {}
+    if isinstance(value, bytes | bytearray | memoryview):
+        body |= {"value": _base64(bytes(value)), "encoding": "base64"}
+    else:
+        body["value"] = value
+    if isinstance(key, bytes):
+        body |= {"key": _base64(key), "key_encoding": "base64"}
+    elif key is not None:
+        body["key"] = key
+    if headers:
+        body["headers"] = {name: _header_body(text) for name, text in headers.items()}
+    if timestamp_ms is not None:
+        body["timestamp_ms"] = timestamp_ms
+    if partition is not None:
+        body["partition"] = partition
+    return body
+
+
+def _decoded(text: str, encoding: str | None) -> bytes:
+    return base64.b64decode(text) if encoding == "base64" else text.encode()
+
+
+def _header_bytes(text: str | dict[str, str] | None) -> bytes | None:
+    if text is None:
+        return None
+    return text.encode() if isinstance(text, str) else base64.b64decode(text["base64"])
+
+
+def _header_body(value: bytes | str | None) -> object:
+    return {"base64": _base64(value)} if isinstance(value, bytes) else value
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
