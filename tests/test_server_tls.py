@@ -302,7 +302,7 @@ def test_a_stop_ends_waiting_dequeues_and_does_not_wait_for_silent_clients(
 
 def mill(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*MILL, "queue", *arguments],
+        [*MILL, *arguments],
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,
@@ -315,14 +315,29 @@ def test_mill_talks_to_a_broker_with_a_certificate_of_ones_own(
     broker: BrokerProcess, pair: Pair
 ) -> None:
     server = broker.url("")
-    done = mill("enqueue", "jobs", "hello", "--server", server, "--ca", str(pair.authority))
+    done = mill(
+        "queue", "enqueue", "jobs", "hello", "--server", server, "--ca", str(pair.authority)
+    )
     assert (done.returncode, done.stdout) == (0, "enqueued 1\n"), done.stderr
-    done = mill("dequeue", "jobs", MILLSTREAM_SERVER=server, MILLSTREAM_CA=str(pair.authority))
+    done = mill(
+        "queue", "dequeue", "jobs", MILLSTREAM_SERVER=server, MILLSTREAM_CA=str(pair.authority)
+    )
     assert (done.returncode, done.stdout) == (0, "hello\n"), done.stderr
 
 
+def test_topics_and_groups_are_reached_the_same_way(broker: BrokerProcess, pair: Pair) -> None:
+    where = {"MILLSTREAM_SERVER": broker.url(""), "MILLSTREAM_CA": str(pair.authority)}
+    done = mill("topic", "publish", "orders", "hello", "--json", **where)
+    assert done.returncode == 0, done.stderr
+    assert "orders" in mill("topic", "list", **where).stdout
+    assert mill("topic", "read", "orders", **where).stdout == "hello\n"
+    tail = ("topic", "tail", "orders", "--last", "1", "--max", "1")
+    assert mill(*tail, **where).stdout == "hello\n"
+    assert mill("group", "list", **where).returncode == 0
+
+
 def test_mill_does_not_talk_to_a_broker_that_it_does_not_trust(broker: BrokerProcess) -> None:
-    done = mill("list", "--server", broker.url(""))
+    done = mill("queue", "list", "--server", broker.url(""))
     assert done.returncode == 1
     assert "broker_unreachable: the certificate of " in done.stderr
     assert "--ca" in done.stderr
@@ -331,12 +346,12 @@ def test_mill_does_not_talk_to_a_broker_that_it_does_not_trust(broker: BrokerPro
 def test_mill_says_when_the_other_side_speaks_tls_or_does_not(
     broker: BrokerProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    done = mill("list", "--server", broker.url("").replace("https", "http"))
+    done = mill("queue", "list", "--server", broker.url("").replace("https", "http"))
     assert done.returncode == 1
     assert "a broker that speaks TLS is called by https://" in done.stderr
     with BrokerProcess(str(tmp_path_factory.mktemp("plain"))) as plain:
         server = plain.wait_until_ready().url("").replace("http", "https")
-        done = mill("list", "--server", server)
+        done = mill("queue", "list", "--server", server)
     assert done.returncode == 1
     assert "a broker that speaks no TLS is called by http://" in done.stderr
 
@@ -344,7 +359,7 @@ def test_mill_says_when_the_other_side_speaks_tls_or_does_not(
 def test_mill_names_a_file_of_authorities_that_cannot_be_used(
     broker: BrokerProcess, tmp_path: Path
 ) -> None:
-    done = mill("list", "--server", broker.url(""), "--ca", os.devnull)
+    done = mill("queue", "list", "--server", broker.url(""), "--ca", os.devnull)
     assert done.returncode == 2
     assert "--ca is '/dev/null'" in done.stderr
 

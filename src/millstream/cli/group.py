@@ -9,7 +9,8 @@ import msgspec
 import typer
 
 from millstream.cli.printing import print_json, print_page, print_table
-from millstream.cli.remote import DEFAULT_SERVER, Remote, Server
+from millstream.cli.remote import Ca, Remote, Server
+from millstream.wire.places import DEFAULT_SERVER
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,9 +24,9 @@ Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
 @app.command("list")
-def list_groups(server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
+def list_groups(server: Server = DEFAULT_SERVER, ca: Ca = None, as_json: Json = False) -> None:
     """Print all groups, one a line."""
-    remote = Remote(server)
+    remote = Remote(server, ca)
     groups: list[dict[str, Any]] = []
     after: str | None = ""
     while after is not None:
@@ -44,13 +45,15 @@ def list_groups(server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
 
 
 @app.command()
-def describe(name: Name, server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
+def describe(
+    name: Name, server: Server = DEFAULT_SERVER, ca: Ca = None, as_json: Json = False
+) -> None:
     """Print a group's members, what they read, and how far behind they are.
 
     Lag is in records and in seconds: the age of the oldest record that is not committed. The
     trend is in records a second over five minutes; above zero the group falls behind.
     """
-    remote = Remote(server)
+    remote = Remote(server, ca)
     page = remote.call("GET", _path(name)).json()
     lag = remote.call("GET", f"{_path(name)}/lag").json()
     if as_json:
@@ -95,6 +98,7 @@ def reset(  # noqa: PLR0917  typer calls it by name
         bool, typer.Option("--dry-run", help="Only say where the group would be.")
     ] = False,
     server: Server = DEFAULT_SERVER,
+    ca: Ca = None,
     as_json: Json = False,
 ) -> None:
     """Move a group that has no members: what it reads next."""
@@ -104,7 +108,7 @@ def reset(  # noqa: PLR0917  typer calls it by name
     if dry_run:
         body["dry_run"] = True
     path = f"{_path(name)}/reset"
-    page = Remote(server).call("POST", path, msgspec.json.encode(body)).json()
+    page = Remote(server, ca).call("POST", path, msgspec.json.encode(body)).json()
     if as_json:
         print_json(page)
         return
@@ -116,9 +120,9 @@ def reset(  # noqa: PLR0917  typer calls it by name
 
 
 @app.command()
-def delete(name: Name, server: Server = DEFAULT_SERVER) -> None:
+def delete(name: Name, server: Server = DEFAULT_SERVER, ca: Ca = None) -> None:
     """Forget a group that has no members, with its offsets."""
-    Remote(server).call("DELETE", _path(name))
+    Remote(server, ca).call("DELETE", _path(name))
 
 
 def _target(to: str) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import ssl
 import sys
 import time
 from collections import deque
@@ -85,6 +86,7 @@ def publish_all(
     value: str | None,
     recipe: Recipe,
     *,
+    tls: ssl.SSLContext | None,
     form: LineForm,
     as_json: bool,
 ) -> None:
@@ -94,7 +96,7 @@ def publish_all(
     tally = Tally()
     wrong: MillstreamError | None = None
     # One line is sent at once; a broker that is not there is said at once.
-    with Client(server, retry_s=0.0) as client, _progress() as show:
+    with Client(server, retry_s=0.0, tls=tls) as client, _progress() as show:
         producer = client.producer(linger_ms=5.0 if value is None else 0.0, delivery_timeout_s=30.0)
         with producer:
             try:

@@ -14,9 +14,10 @@ import typer
 
 from millstream.broker.queues import check_queue_name
 from millstream.cli.printing import print_json, print_page, print_table
-from millstream.cli.remote import DEFAULT_SERVER, Ca, Remote, Server
+from millstream.cli.remote import Ca, Remote, Server
 from millstream.errors import BodyInvalid, MillstreamError, SettingInvalid
 from millstream.kinds import Size
+from millstream.wire.places import DEFAULT_SERVER
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import math
 import os
+import ssl
 import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -33,6 +34,7 @@ def print_records(
     topic: str,
     form: Form,
     *,
+    tls: ssl.SSLContext | None,
     partition: int | None,
     offset: str,
     time: str | None,
@@ -42,7 +44,7 @@ def print_records(
     time_ms = None if time is None else _time_ms(time)
 
     async def work() -> int:
-        async with AsyncClient(server, retry_s=START_S) as client:
+        async with AsyncClient(server, retry_s=START_S, tls=tls) as client:
             chunks = client.read_chunks(
                 topic, partition=partition, offset=start, time_ms=time_ms, patience_s=5.0
             )
@@ -57,12 +59,13 @@ def follow_records(
     topic: str,
     form: Form,
     *,
+    tls: ssl.SSLContext | None,
     partition: int | None,
     last: int,
     limit: int | None,
 ) -> None:
     async def work() -> int:
-        async with AsyncClient(server, retry_s=START_S) as client:
+        async with AsyncClient(server, retry_s=START_S, tls=tls) as client:
             chunks = client.read_chunks(
                 topic, partition=partition, last=last, follow=True, patience_s=math.inf
             )

@@ -7,15 +7,14 @@ from __future__ import annotations
 import http.client
 import ssl
 from typing import Annotated, Any, NamedTuple, Optional
-from urllib.parse import urlsplit
 
 import msgspec
 import typer
 
 from millstream.errors import BrokerUnreachable, SettingInvalid
+from millstream.wire.places import Place
 from millstream.wire.refusals import refusal
 
-DEFAULT_SERVER = "http://127.0.0.1:8080"
 # Longer than a busy broker takes; a dequeue that waits gets its own time on top.
 PATIENCE_S = 30.0
 
@@ -96,23 +95,17 @@ class Remote:
 
 
 def _connection(server: str, ca: str | None) -> http.client.HTTPConnection:
-    try:
-        parts = urlsplit(server)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host, port = None, None
-    if not host or parts.scheme not in ("http", "https") or parts.path:
-        raise SettingInvalid(
-            f"{server!r} is not where a broker can be; use a URL such as {DEFAULT_SERVER}",
-            setting="server",
-            value=server,
-        )
-    if parts.scheme == "https":
-        return http.client.HTTPSConnection(host, port, context=_trusting(ca))
-    return http.client.HTTPConnection(host, port)
+    place = Place.of(server)
+    context = tls_of(server, ca)
+    if context is not None:
+        return http.client.HTTPSConnection(place.host, place.port, context=context)
+    return http.client.HTTPConnection(place.host, place.port)
 
 
-def _trusting(ca: str | None) -> ssl.SSLContext:
+def tls_of(server: str, ca: str | None) -> ssl.SSLContext | None:
+    """For a broker that is reached by https: whom to trust."""
+    if not Place.of(server).is_secure:
+        return None
     try:
         return ssl.create_default_context(cafile=ca)
     except OSError as error:

@@ -9,8 +9,9 @@ import msgspec
 import typer
 
 from millstream.cli.printing import print_json, print_page, print_table, show_setting, show_time
-from millstream.cli.remote import DEFAULT_SERVER, Remote, Server
+from millstream.cli.remote import Ca, Remote, Server, tls_of
 from millstream.errors import SettingInvalid
+from millstream.wire.places import DEFAULT_SERVER
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -37,7 +38,7 @@ WithKeys = Annotated[bool, typer.Option("--keys", help="The key and a tab before
 
 
 @app.command()
-def create(
+def create(  # noqa: PLR0917  typer calls it by name
     name: Name,
     partitions: Annotated[
         Optional[int],  # noqa: UP045  read at run time
@@ -45,6 +46,7 @@ def create(
     ] = None,
     settings: Set = None,
     server: Server = DEFAULT_SERVER,
+    ca: Ca = None,
     as_json: Json = False,
 ) -> None:
     """Make a topic."""
@@ -53,7 +55,7 @@ def create(
         body["partitions"] = partitions
     if settings:
         body["settings"] = _settings(settings)
-    page = Remote(server).call("POST", "/v1/topics", msgspec.json.encode(body)).json()
+    page = Remote(server, ca).call("POST", "/v1/topics", msgspec.json.encode(body)).json()
     if as_json:
         print_json(page)
     else:
@@ -61,9 +63,9 @@ def create(
 
 
 @app.command("list")
-def list_topics(server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
+def list_topics(server: Server = DEFAULT_SERVER, ca: Ca = None, as_json: Json = False) -> None:
     """Print all topics, one a line."""
-    remote = Remote(server)
+    remote = Remote(server, ca)
     topics: list[dict[str, Any]] = []
     after: str | None = ""
     while after is not None:
@@ -79,9 +81,11 @@ def list_topics(server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
 
 
 @app.command()
-def describe(name: Name, server: Server = DEFAULT_SERVER, as_json: Json = False) -> None:
+def describe(
+    name: Name, server: Server = DEFAULT_SERVER, ca: Ca = None, as_json: Json = False
+) -> None:
     """Print what there is to know of a topic: its settings, and where its partitions stand."""
-    page = Remote(server).call("GET", _path(name)).json()
+    page = Remote(server, ca).call("GET", _path(name)).json()
     if as_json:
         print_json(page)
         return
@@ -108,13 +112,14 @@ def alter(  # noqa: PLR0917  typer calls it by name
         typer.Option("--partitions", metavar="N", min=1, help="Have so many from now on."),
     ] = None,
     server: Server = DEFAULT_SERVER,
+    ca: Ca = None,
     as_json: Json = False,
 ) -> None:
     """Change settings, or add partitions. Records that are there stay where they are."""
     changes = _settings(settings or []) | dict.fromkeys(unset or [])
     if not changes and partitions is None:
         raise typer.BadParameter("say what to change: --set, --unset or --partitions")
-    remote = Remote(server)
+    remote = Remote(server, ca)
     page: Any = None
     if changes:
         body = msgspec.json.encode({"settings": changes})
@@ -131,15 +136,15 @@ def alter(  # noqa: PLR0917  typer calls it by name
 
 
 @app.command()
-def delete(name: Name, server: Server = DEFAULT_SERVER) -> None:
+def delete(name: Name, server: Server = DEFAULT_SERVER, ca: Ca = None) -> None:
     """Remove a topic with its records."""
-    Remote(server).call("DELETE", _path(name))
+    Remote(server, ca).call("DELETE", _path(name))
 
 
 @app.command()
-def purge(name: Name, server: Server = DEFAULT_SERVER) -> None:
+def purge(name: Name, server: Server = DEFAULT_SERVER, ca: Ca = None) -> None:
     """Remove all records of a topic, and keep the topic."""
-    Remote(server).call("POST", f"{_path(name)}/purge")
+    Remote(server, ca).call("POST", f"{_path(name)}/purge")
 
 
 @app.command()
@@ -170,6 +175,7 @@ def publish(  # noqa: PLR0917  typer calls it by name
         ),
     ] = False,
     server: Server = DEFAULT_SERVER,
+    ca: Ca = None,
     as_json: Json = False,
 ) -> None:
     """Store a record, or each line of a pipe.
@@ -180,7 +186,7 @@ def publish(  # noqa: PLR0917  typer calls it by name
 
     recipe = Recipe(key, key_separator, _pairs(headers or [], "--header"), partition)
     form: LineForm = "ndjson" if ndjson else "payload" if payload else "text"
-    publish_all(server, name, value, recipe, form=form, as_json=as_json)
+    publish_all(server, name, value, recipe, tls=tls_of(server, ca), form=form, as_json=as_json)
 
 
 @app.command()
@@ -200,6 +206,7 @@ def read(  # noqa: PLR0917  typer calls it by name
     ] = None,
     keys: WithKeys = False,
     server: Server = DEFAULT_SERVER,
+    ca: Ca = None,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
 ) -> None:
     """Print records, one a line, up to the end as it is now.
@@ -212,6 +219,7 @@ def read(  # noqa: PLR0917  typer calls it by name
         server,
         name,
         Form(as_json, keys),
+        tls=tls_of(server, ca),
         partition=partition,
         offset=offset,
         time=time,
@@ -232,12 +240,21 @@ def tail(  # noqa: PLR0917  typer calls it by name
     ] = None,
     keys: WithKeys = False,
     server: Server = DEFAULT_SERVER,
+    ca: Ca = None,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
 ) -> None:
     """Print records as they come, until Ctrl-C. Goes on when the broker was away."""
     from millstream.cli.reading import Form, follow_records
 
-    follow_records(server, name, Form(as_json, keys), partition=partition, last=last, limit=limit)
+    follow_records(
+        server,
+        name,
+        Form(as_json, keys),
+        tls=tls_of(server, ca),
+        partition=partition,
+        last=last,
+        limit=limit,
+    )
 
 
 def _row(topic: dict[str, Any]) -> list[str]:

@@ -37,9 +37,9 @@ from millstream.client.queues import Message, Queues
 from millstream.client.reading import Start
 from millstream.client.stream import TopicStream
 from millstream.client.topics import Acks, Topics
-from millstream.client.transport import DEFAULT_SERVER
 from millstream.client.values import Encoded, HeaderMap, Key, Place, Received, Value, encode_value
 from millstream.errors import ClientClosed
+from millstream.wire.places import DEFAULT_SERVER
 
 A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)

@@ -17,9 +17,10 @@ from millstream.client.reading import ReadOptions, Start, read, read_chunks
 from millstream.client.retry import RetryPolicy
 from millstream.client.stream import TopicStream
 from millstream.client.topics import Acks, Topics
-from millstream.client.transport import DEFAULT_SERVER, Transport
+from millstream.client.transport import Transport
 from millstream.client.values import HeaderMap, Key, Place, Received, Value
 from millstream.errors import ParameterInvalid
+from millstream.wire.places import DEFAULT_SERVER
 
 Compression: TypeAlias = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 

@@ -11,8 +11,6 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Mapping
-from typing import NamedTuple
-from urllib.parse import urlsplit
 
 import millstream
 from millstream.client.http import AnswerInvalid, Connection, Reply, Unheard, Unsent, request_head
@@ -22,11 +20,10 @@ from millstream.errors import (
     ClientClosed,
     MillstreamError,
     OutcomeUnknown,
-    SettingInvalid,
 )
+from millstream.wire.places import Place
 from millstream.wire.refusals import refusal, retry_after_s
 
-DEFAULT_SERVER = "http://127.0.0.1:8080"
 JSON = b"application/json"
 RAW = b"application/octet-stream"
 # What one answer may hold: a page of messages is at most 16 MiB of values, as JSON in base64.
@@ -34,34 +31,6 @@ ANSWER_BYTES_MAX = 64 * 2**20
 CONNECT_S = 10.0
 # A broker closes idle connections after 75 s. One that is used just then would lose its request.
 IDLE_S_MAX = 60.0
-
-
-class Place(NamedTuple):
-    """Where a broker is."""
-
-    url: str
-    host: str
-    port: int
-    is_secure: bool
-    authority: str
-
-    @classmethod
-    def of(cls, server: str) -> Place:
-        url = server.rstrip("/")
-        try:
-            parts = urlsplit(url)
-            host, port = parts.hostname, parts.port
-        except ValueError:
-            host, port = None, None
-        if not host or parts.scheme not in ("http", "https") or parts.path:
-            raise SettingInvalid(
-                f"{server!r} is not where a broker can be; use a URL such as {DEFAULT_SERVER}",
-                setting="server",
-                value=server,
-            )
-        is_secure = parts.scheme == "https"
-        number = port if port is not None else 443 if is_secure else 80
-        return cls(url, host, number, is_secure, parts.netloc.rpartition("@")[2])
 
 
 class Transport:
