@@ -131,7 +131,7 @@ class Queues:
     async def clear(self, name: str) -> int:
         """Drop all messages; answers how many there were."""
         reply = await self._transport.ask("POST", f"{_path(name)}/clear", is_repeatable=True)
-        return int(msgspec.json.decode(reply.body)["cleared"])
+        return int(msgspec.json.decode(reply.body)["messages"])
 
     async def delete(self, name: str) -> None:
         await self._transport.ask("DELETE", _path(name))

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 
+from millstream.listeners.http.openapi import ref
 from millstream.listeners.http.route import JSON_MEDIA, Form, Reply, operation
 from millstream.listeners.http.schemas import text
 
-if TYPE_CHECKING:
-    from millstream.listeners.http.route import Schema
-
-_ANY_OBJECT: Schema = {"type": "object"}
-_HEALTH = {JSON_MEDIA: _ANY_OBJECT, "text/plain": text()}
 FORMS = {
     "/health": Form(
         "Whether the broker can do its work; the same as `/health`",
-        {200: Reply("It can.", _HEALTH), 503: Reply("It cannot; `message` says why.", _HEALTH)},
+        {
+            200: Reply("It can.", {JSON_MEDIA: ref("Health"), "text/plain": text()}),
+            503: Reply(
+                "It cannot; `message` says why.", {JSON_MEDIA: ref("Error"), "text/plain": text()}
+            ),
+        },
     ),
     "/metrics": Form(
         "All numbers, as Prometheus text or JSON; the same as `/metrics`",
-        {200: Reply("The numbers.", {"text/plain": text(), JSON_MEDIA: _ANY_OBJECT})},
+        {200: Reply("The numbers.", {"text/plain": text(), JSON_MEDIA: ref("Metrics")})},
     ),
 }
 

@@ -38,17 +38,23 @@ _MEANINGS = {
 
 DESCRIPTION = """\
 Queues in memory: named, first in first out, bounded. A queue is made by its first message.
+Topics on disk, under `/v1`: published to, read by offset or time, shared by the members of a group.
 
 `/queues/{name}/enqueue` and `/queues/{name}/dequeue` are WebSockets too: many messages in, with a
-confirmation each; and messages out, as they come.
+confirmation each; and messages out, as they come. `/v1/topics/{topic}/stream` is one for topics.
 
 Every error is JSON with `error`, a code that stays the same, `message`, and what else helps.
 """
 
 TAGS = [
-    {"name": "messages", "description": "Put messages in, take them out."},
+    {"name": "messages", "description": "Put messages in queues, take them out."},
     {"name": "queues", "description": "Look at queues, make them, change and remove them."},
     {"name": "snapshots", "description": "Write a queue to a file of the broker, and read it."},
+    {"name": "topics", "description": "Look at topics, make them, change and remove them."},
+    {"name": "topic messages", "description": "Publish to topics, and read them."},
+    {"name": "sequential consumers", "description": "Read a topic in order, and go on there."},
+    {"name": "groups", "description": "Share a topic among members, and remember how far it is."},
+    {"name": "admin", "description": "The broker as a whole."},
     {"name": "health", "description": "For whoever watches the broker."},
 ]
 
