@@ -285,7 +285,7 @@ def test_a_delete_during_a_compaction_does_no_harm() -> None:
     house.engine.delete("t")
     house.scheduler.run()
     assert house.engine.health().ok
-    assert not house.upkeep.compacting
+    assert not house.upkeep._is_compacting
 
 
 # ---- in a child process

@@ -60,7 +60,7 @@ class Changes:
         self._is_closed = False
 
     def is_idle(self) -> bool:
-        return not self._is_changing
+        return not self._is_changing and not self._waiting
 
     def close(self) -> None:
         """What waits is refused; what a thread is at work on is not taken in any more."""

@@ -11,9 +11,10 @@ from __future__ import annotations
 import gc
 
 # Objects that were made and not freed, before it looks at the young ones; and how many such looks
-# come before one at the middle-aged, and at the old. At some hundred bytes each, what waits to be
-# found is a few megabytes.
-THRESHOLDS = (20_000, 20, 20)
+# come before one at the middle-aged, and at the old: as many as by default. At some hundred bytes
+# each, a few megabytes of young ones wait to be found. Of those that were old when they came loose
+# two million may wait, so what ends after a long time, as a connection does, should leave no cycle.
+THRESHOLDS = (20_000, 10, 10)
 
 
 def calm_collector() -> None:

@@ -177,17 +177,29 @@ class LocalEngine:
         upkeep.start()
 
     async def stop(self) -> None:
-        committer, upkeep, changes = self._committer, self._upkeep, self._changes
-        if self._store is None or committer is None or upkeep is None or changes is None:
+        store, committer, upkeep = self._store, self._committer, self._upkeep
+        changes = self._changes
+        if store is None or committer is None or upkeep is None or changes is None:
             return
+
+        def is_answered() -> bool:
+            return committer.is_idle() or committer.failure is not None
+
         deadline = self._clock.monotonic() + STOP_WAIT_S
-        await self._until(lambda: committer.is_idle() or committer.failure is not None, deadline)
+        await self._until(is_answered, deadline)
         await self._until(changes.is_idle, deadline)
         upkeep.stop()
         await self._until(upkeep.is_idle, deadline)
+        # The threads are about to end, so from here on whoever comes is refused.
+        self._store = None
+        changes.close()
+        await self._until(is_answered, deadline)
+        if not is_answered():
+            # What waits is refused, and what is in flight is answered when its sync ends.
+            committer.fail("the engine has stopped")
         if self._loop_scheduler is not None:
             await self._loop_scheduler.close()
-        self.close()
+        self._close(store)
 
     async def _until(self, is_done: Callable[[], bool], deadline: float) -> None:
         # Threads tell the loop when they are done, not this one waiter, so it looks.
@@ -195,11 +207,17 @@ class LocalEngine:
             await asyncio.sleep(STOP_POLL_S)
 
     def close(self) -> None:
+        """Here and now, for a caller that has a scheduler of its own."""
+        store, self._store = self._store, None
+        if store is not None:
+            self._close(store)
+
+    def _close(self, store: Store) -> None:
         """A last checkpoint, so that the next start has nothing to replay; then let go."""
-        store, committer, upkeep = self._store, self._committer, self._upkeep
-        changes = self._changes
-        if store is None or committer is None or upkeep is None or changes is None:
-            return
+        committer, upkeep, changes = self._committer, self._upkeep, self._changes
+        assert committer is not None
+        assert upkeep is not None
+        assert changes is not None
         is_applied = all(committer.apply(partition) for partition in committer.unapplied())
         # One that is still under way has taken some partitions over, and not given them back.
         is_idle = committer.is_idle() and upkeep.is_idle()
@@ -210,7 +228,6 @@ class LocalEngine:
             except OSError as error:
                 _logger().warning("no checkpoint at the end", error=str(error))
         committer.fail("the engine has stopped")
-        self._store = None
         changes.close()
         waiting, self._waiting = self._waiting, {}
         for waiters in waiting.values():

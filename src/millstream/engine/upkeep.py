@@ -63,6 +63,7 @@ class Upkeep:
         "_clock",
         "_committer",
         "_is_checkpointing",
+        "_is_compacting",
         "_is_preparing",
         "_is_retaining",
         "_is_stopped",
@@ -74,7 +75,6 @@ class Upkeep:
         "_slices",
         "_store",
         "_timers",
-        "compacting",
         "counts",
     )
 
@@ -99,13 +99,13 @@ class Upkeep:
         self._sealing: set[Partition] = set()
         self._open: dict[Segment, None] = {}
         self._is_checkpointing = False
+        self._is_compacting = False
         # When the newest checkpoint that is in place was captured; opening the store made one.
         self._checkpoint_began = clock.monotonic()
         self._is_preparing = False
         self._is_retaining = False
         self._is_syncing = False
         self._is_stopped = False
-        self.compacting: set[Partition] = set()
         self.counts = UpkeepCounts()
 
     def start(self) -> None:
@@ -194,7 +194,7 @@ class Upkeep:
             self.opened(segment)
             self.seal(partition)
 
-        self._scheduler.background(job.run, done)
+        self._scheduler.background(lambda: job.run(self._has_failed), done)
 
     def opened(self, segment: Segment) -> None:
         """A sealed segment holds a file: keep the number of them bounded."""
@@ -244,7 +244,10 @@ class Upkeep:
             job.abandon()
             self._end_checkpoint()
             return
-        self._scheduler.background(job.run, lambda _, error: self._checkpointed(job, began, error))
+        self._scheduler.background(
+            lambda: job.run(self._has_failed),
+            lambda _, error: self._checkpointed(job, began, error),
+        )
 
     def _checkpointed(self, job: CheckpointJob, began: float, error: BaseException | None) -> None:
         if error is not None:
@@ -258,13 +261,13 @@ class Upkeep:
 
     def _finish_steps(self, job: CheckpointJob) -> Iterator[None]:
         yield from self._store.finish_checkpoint(job)
-        # Once the engine has stopped, the journal may be somebody else's.
-        if self._committer.failure is None:
-            try:
-                yield from self._store.cut_journal()
-            except OSError as problem:
-                # The files stay, and count again when the next checkpoint cuts.
-                _logger().warning("journal files not cut", error=str(problem))
+        try:
+            # Once the engine has stopped, the journal may be somebody else's.
+            while self._committer.failure is None and self._store.cut_journal():
+                yield
+        except OSError as problem:
+            # The files stay, and count again when the next checkpoint cuts.
+            _logger().warning("journal files not cut", error=str(problem))
 
     def _end_checkpoint(self) -> None:
         self._is_checkpointing = False
@@ -370,7 +373,8 @@ class Upkeep:
 
     def compact(self) -> None:
         """One partition after the other: a second child would only take the disk from it."""
-        if not self.compacting:
+        if not self._is_compacting:
+            self._is_compacting = True
             waiting = [one for one in self._store.partitions.values() if one.settings.compact]
             self._compact_next(waiting)
 
@@ -378,6 +382,7 @@ class Upkeep:
         found: list[tuple[Partition, list[Segment]]] = []
 
         def done() -> None:
+            self._is_compacting = bool(found)
             for partition, segments in found:
                 self._compact(partition, segments, lambda: self._compact_next(waiting))
 
@@ -387,11 +392,13 @@ class Upkeep:
         self, waiting: list[Partition], found: list[tuple[Partition, list[Segment]]]
     ) -> Iterator[None]:
         """Up to the first of the partitions that has something to compact."""
-        while waiting and not found and not self._is_stopped:
+        while waiting and not self._is_stopped:
             partition = waiting.pop()
             segments = [] if partition.is_closed else partition.compactable()
             if segments:
                 found.append((partition, segments))
+                # In the same slice as what is done with them: they may be gone by the next.
+                return
             yield
 
     def _compact(
@@ -407,17 +414,19 @@ class Upkeep:
             tombstones_before_ms=self._clock.wall_ms() - settings.tombstone_age_ms,
             new_from=partition.compacted_to,
         )
-        self.compacting.add(partition)
 
         def done(result: CompactionResult | None, error: BaseException | None) -> None:
-            self.compacting.discard(partition)
-            if result is None:
+            try:
+                if partition.is_closed:
+                    return
+                if result is not None:
+                    self._swap(partition, segments, result)
+                    return
                 # The sources are untouched; what the child left is removed at the next start.
                 self.counts.compactions_failed += 1
                 _logger().error("compaction failed", partition=str(partition.id), error=str(error))
-            elif not partition.is_closed:
-                self._swap(partition, segments, result)
-            then()
+            finally:
+                then()
 
         self._scheduler.compact(job, done)
 
@@ -465,6 +474,9 @@ class Upkeep:
 
         if job.swept:
             self._scheduler.background(job.run, done)
+
+    def _has_failed(self) -> bool:
+        return self._committer.failure is not None
 
     def _failed(self, what: str, error: BaseException) -> None:
         """A background step on the disk failed. Without room, or files, it is done again later;

@@ -86,7 +86,20 @@ UNFILLED_BYTES = 64 * 1024
 
 class SyncFailed(OSError):
     """Bytes that were written may be lost, and asking again would not tell: the kernel reports
-    such an error once. Whatever its number, it is no passing lack of room."""
+    such an error once. Whatever its number, it is no passing lack of room.
+
+    It may have been another sync of the same file that was told. So a job that says for good what
+    is durable asks, after its own syncs, whether one has failed anywhere.
+    """
+
+
+def never() -> bool:
+    return False
+
+
+def require_synced(has_failed: Callable[[], bool]) -> None:
+    if has_failed():
+        raise SyncFailed(errno.EIO, "a sync failed elsewhere")
 
 
 def sync_written(disk: Disk, file: int) -> None:

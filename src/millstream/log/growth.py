@@ -8,6 +8,7 @@ the next start takes away what there is of it; after it, the topic is there, and
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -57,22 +58,21 @@ class Growth:
         """All partitions, or none."""
         building, path = f"{self.root}/{self.building}", f"{self.root}/{self.directory}"
         remove_tree(self.disk, building)
-        self.disk.make_directory(building)
-        if self.rest is not None:
-            self.disk.make_directory(f"{building}/{self.rest}")
-        self._make_directories(building)
-        self.disk.rename(building, path)
+        try:
+            self.disk.make_directory(building)
+            if self.rest is not None:
+                self.disk.make_directory(f"{building}/{self.rest}")
+            self._make_directories(building)
+            self.disk.rename(building, path)
+        except OSError:
+            self._remove(building)
+            raise
         try:
             self.disk.sync_directory(self.root)
             self._open()
         except OSError as error:
             self.close()
-            try:
-                self.disk.rename(path, f"{self.root}/gone-{self.topic.uuid.hex()}")
-            except OSError:
-                # Made again under another UUID, there would be two of that name.
-                problem = f"whether {self.topic.name} is there is not known: {error}"
-                raise StorageFailed(problem) from error
+            self._take_back(path, error)
             raise
 
     def _make_directories(self, path: str) -> None:
@@ -81,6 +81,23 @@ class Growth:
             if str(number) not in there:
                 self.disk.make_directory(f"{path}/{number}")
         self.disk.sync_directory(path)
+
+    def _take_back(self, path: str, reason: OSError) -> None:
+        """Whoever asked for the topic is told that it is not there, so it must not come back."""
+        gone = f"{self.root}/gone-{self.topic.uuid.hex()}"
+        try:
+            self.disk.rename(path, gone)
+            self.disk.sync_directory(self.root)
+        except OSError:
+            # Made again under another UUID, there would be two of that name.
+            problem = f"whether {self.topic.name} is there is not known: {reason}"
+            raise StorageFailed(problem) from reason
+        self._remove(gone)
+
+    def _remove(self, path: str) -> None:
+        """Or let the next start do it."""
+        with suppress(OSError):
+            remove_tree(self.disk, path)
 
     def _open(self) -> None:
         for number in range(self.topic.partitions, self.partitions):

@@ -39,7 +39,9 @@ from millstream.log.checks import BLOCK_BYTES, BlockChecks, catch_up
 from millstream.log.disk import (
     Disk,
     close_file,
+    never,
     read_file,
+    require_synced,
     sync_written,
     write_all,
     write_file,
@@ -567,7 +569,8 @@ class SealJob:
     checks: BlockChecks
     state: bytes
 
-    def run(self) -> None:
+    def run(self, has_failed: Callable[[], bool] = never) -> None:
+        """`has_failed`: see `SyncFailed`."""
         sync_written(self.disk, self.file)
         catch_up(self.disk, self.file, self.checks, self.size)
         for suffix, content in (
@@ -578,6 +581,7 @@ class SealJob:
             write_synced(self.disk, self.path + suffix, content)
         # A seal that survives a crash must not survive alone.
         self.disk.sync_directory(os.path.dirname(self.path))
+        require_synced(has_failed)
         write_file(self.disk, self.path + ".seal", self._seal())
 
     def _seal(self) -> bytes:

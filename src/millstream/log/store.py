@@ -43,7 +43,15 @@ from millstream.log.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from millstream.log.disk import Disk, close_file, read_file, write_all, write_file
+from millstream.log.disk import (
+    Disk,
+    close_file,
+    never,
+    read_file,
+    require_synced,
+    write_all,
+    write_file,
+)
 from millstream.log.growth import Growth, remove_tree
 from millstream.log.journal import Damage, Journal, Kind
 from millstream.log.partition import Partition, PartitionId, PartitionSettings, SyncJob
@@ -116,7 +124,8 @@ class CheckpointJob:
     # How many partitions it has by now, those that have not changed included.
     captured: int = 0
 
-    def run(self) -> None:
+    def run(self, has_failed: Callable[[], bool] = never) -> None:
+        """`has_failed`: see `SyncFailed`."""
         for flush in self.flushes:
             _extend(self.disk, flush.path + ".index", flush.entries, flush.entries_at)
             _extend(self.disk, flush.path + ".timeindex", flush.times, flush.times_at)
@@ -125,6 +134,7 @@ class CheckpointJob:
         for captured in self.captures:
             captured.finish(self.disk)
             self.checkpoint.partitions.append(captured.state)
+        require_synced(has_failed)
         write_checkpoint(self.disk, self.path, self.checkpoint)
 
     def abandon(self) -> None:
@@ -340,10 +350,9 @@ class Store:
             yield
         self._replayed_from = job.checkpoint.journal_position
 
-    def cut_journal(self) -> Iterator[None]:
-        """Let go of what the last checkpoint covers, a file a step."""
-        while self.journal.cut(self._replayed_from):
-            yield
+    def cut_journal(self) -> bool:
+        """Let go of one file that the last checkpoint covers; False when there is none."""
+        return self.journal.cut(self._replayed_from)
 
     def checkpoint(self, now_ms: int) -> None:
         """All of it at once. No append may be under way, and everything must be written."""
@@ -355,9 +364,10 @@ class Store:
         except BaseException:
             job.abandon()
             raise
-        for steps in (self.finish_checkpoint(job), self.cut_journal()):
-            for _ in steps:
-                pass
+        for _ in self.finish_checkpoint(job):
+            pass
+        while self.cut_journal():
+            pass
 
     # ---- the end
 
