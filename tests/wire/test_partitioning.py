@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from confluent_kafka import Producer
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2 as kafka_python_murmur2
@@ -50,6 +51,24 @@ def test_murmur2_is_that_of_the_java_client(key: bytes, number: int) -> None:
 @pytest.mark.parametrize(("key", "number"), LIBRDKAFKA.items())
 def test_murmur2_is_that_of_librdkafka(key: bytes, number: int) -> None:
     assert murmur2(key) == number
+
+
+def test_keys_land_where_librdkafka_itself_puts_them() -> None:
+    """Its producer sends to the broker in memory that it brings for its own tests."""
+    producer = Producer({"test.mock.num.brokers": 1, "partitioner": "murmur2"})
+    partitions: dict[bytes | None, int | None] = {}
+    keys = [b"key-%d" % number * (number % 7 + 1) for number in range(300)]
+    for key in keys:
+        producer.produce(
+            "keys",
+            b"value",
+            key=key,
+            on_delivery=lambda _, message: partitions.update({message.key(): message.partition()}),
+        )
+    assert producer.flush(60) == 0
+    count = len(producer.list_topics("keys", timeout=60).topics["keys"].partitions)
+    assert count > 1
+    assert partitions == {key: partition_of_key(key, count) for key in keys}
 
 
 @given(st.binary(max_size=200))
