@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from bench.queue_servers import environment
+from bench.servers import environment
 
 CONNECTIONS = 16
 # Answers may take this long after the last request was due.

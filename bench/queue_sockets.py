@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 
 from bench.harness import Bench, Goal, Line, Measurement, Unit, alternate, make_line
-from bench.queue_servers import Broker, broker, environment
+from bench.servers import QUEUE_ROOM, Broker, broker, environment
 from bench.socket_client import BATCH, MESSAGE_BYTES
 
 IDLE = 1000
@@ -23,7 +23,7 @@ MEBIBYTES = Unit("MiB", is_higher_better=False)
 
 def through(bench: Bench) -> Iterator[Line]:
     """Messages from one producer, through a queue, to one consumer."""
-    with broker(bench.scratch) as server:
+    with broker(bench.scratch, *QUEUE_ROOM) as server:
         values = alternate(
             {
                 "text": lambda: _through(server, "text", bench.scale.seconds),
@@ -48,7 +48,7 @@ def through(bench: Bench) -> Iterator[Line]:
 def idle(bench: Bench) -> Iterator[Line]:
     """What consumers cost that have nothing to do."""
     count = IDLE if bench.scale.name != "smoke" else 50
-    with broker(bench.scratch) as server:
+    with broker(bench.scratch, *QUEUE_ROOM) as server:
         before = server.resident_mib()
         client = subprocess.Popen(
             _client(server, "idle", str(count)),

@@ -7,6 +7,8 @@ and from `queue_latency.py` where requests come whether or not there are answers
 
 from __future__ import annotations
 
+import json
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,17 +18,18 @@ from bench.harness import Bench, Goal, Line, Measurement, Peer, Unit, alternate
 from bench.harness import make_line as line_of
 from bench.queue_latency import Load, Times
 from bench.queue_latency import run as run_load
-from bench.queue_servers import (
-    MESSAGE_BYTES,
+from bench.servers import (
+    CONNECTIONS,
+    QUEUE_ROOM,
     Broker,
+    LoadRun,
     broker,
-    json_body,
-    raw_body,
-    redis_benchmark,
+    found,
     redis_or_why,
     wrk,
 )
 
+MESSAGE_BYTES = 100
 BATCH = 100
 # Messages a request, when a queue is only to be filled.
 FILL = 10_000
@@ -49,7 +52,7 @@ def single_messages(bench: Bench) -> Iterator[Line]:
     """One message a request, in and out, as raw bytes and as JSON."""
     seconds, scratch = bench.scale.seconds, bench.scratch
     with ExitStack() as stack:
-        ours = stack.enter_context(broker(scratch))
+        ours = stack.enter_context(broker(scratch, *QUEUE_ROOM))
         peer, why = redis_or_why(bench, stack)
         count = round(80_000 * seconds)
         if peer is not None:
@@ -91,18 +94,20 @@ def one_connection(bench: Bench) -> Iterator[Line]:
     """One request at a time: what a program sees that waits for each answer."""
     seconds, scratch = bench.scale.seconds, bench.scratch
     with ExitStack() as stack:
-        ours = stack.enter_context(broker(scratch))
+        ours = stack.enter_context(broker(scratch, *QUEUE_ROOM))
         peer, why = redis_or_why(bench, stack)
         count = round(10_000 * seconds)
 
         def dequeue() -> float:
             _fill(ours, "default", RATE_MOST, seconds)
-            p50_us = wrk(scratch, f"{ours.url}/dequeue", None, seconds, 1).p50_us
+            p50_us = wrk(scratch, f"{ours.url}/dequeue", None, seconds, connections=1).p50_us
             _must_hold(ours, "default", 1)
             return p50_us
 
         sides = {
-            "in": lambda: wrk(scratch, f"{ours.url}/enqueue", raw_body(), seconds, 1).p50_us,
+            "in": lambda: (
+                wrk(scratch, f"{ours.url}/enqueue", raw_body(), seconds, connections=1).p50_us
+            ),
             "out": dequeue,
         }
         if peer is not None:
@@ -126,7 +131,7 @@ def open_load(bench: Bench) -> Iterator[Line]:
     """Ten thousand requests a second, whether or not answers come."""
     count = round(RATE * min(bench.scale.seconds, 1.0))
     with ExitStack() as stack:
-        ours = stack.enter_context(broker(bench.scratch))
+        ours = stack.enter_context(broker(bench.scratch, *QUEUE_ROOM))
         peer, why = redis_or_why(bench, stack)
         loads = {
             "http-enqueue": Load(ours.port, "http-enqueue", RATE, count),
@@ -177,7 +182,7 @@ def _calm(runs: list[Times]) -> tuple[list[Times], str]:
 def batches(bench: Bench) -> Iterator[Line]:
     """A hundred messages a request."""
     seconds, scratch = bench.scale.seconds, bench.scratch
-    with broker(scratch) as ours:
+    with broker(scratch, *QUEUE_ROOM) as ours:
         path = "/queues/many"
         body = json_body(BATCH)
 
@@ -207,23 +212,10 @@ def batches(bench: Bench) -> Iterator[Line]:
         )
 
 
-def _fill(ours: Broker, name: str, rate: int, seconds: float) -> None:
-    """Enough for a run of `wrk`, which takes whole seconds, at that rate."""
-    missing = rate * max(1, round(seconds)) - ours.queue_size(name)
-    body = json_body(FILL)
-    for _ in range(missing // FILL + 1):
-        ours.post(f"/queues/{name}/enqueue/batch", body)
-
-
-def _must_hold(ours: Broker, name: str, count: int) -> None:
-    if ours.queue_size(name) < count:
-        raise RuntimeError(f"the queue {name} ran dry: some answers had no messages")
-
-
 def memory(bench: Bench) -> Iterator[Line]:
     """A broker that does nothing, and one that holds a million messages."""
     count = 1_000_000 if bench.scale.name == "full" else 100_000
-    with broker(bench.scratch) as ours:
+    with broker(bench.scratch, *QUEUE_ROOM) as ours:
         idle = ours.resident_mib()
         seconds = 5 * bench.scale.seconds
         before_s = ours.cpu_s()
@@ -290,3 +282,42 @@ MEASUREMENTS = (
     Measurement(("metrics.10000-queues",), many_queues),
     *queue_sockets.MEASUREMENTS,
 )
+
+
+# ---- loads
+
+
+def _fill(ours: Broker, name: str, rate: int, seconds: float) -> None:
+    """Enough for a run of `wrk`, which takes whole seconds, at that rate."""
+    missing = rate * max(1, round(seconds)) - _size(ours, name)
+    body = json_body(FILL)
+    for _ in range(missing // FILL + 1):
+        ours.post(f"/queues/{name}/enqueue/batch", body)
+
+
+def _must_hold(ours: Broker, name: str, count: int) -> None:
+    if _size(ours, name) < count:
+        raise RuntimeError(f"the queue {name} ran dry: some answers had no messages")
+
+
+def _size(ours: Broker, name: str) -> int:
+    return int(json.loads(ours.get(f"/queues/{name}"))["size"])
+
+
+def redis_benchmark(port: int, command: str, count: int, connections: int = CONNECTIONS) -> LoadRun:
+    program = ["redis-benchmark", "-p", str(port), "-t", command, "-c", str(connections)]
+    program += ["-n", str(max(1000, count)), "-d", str(MESSAGE_BYTES), "--csv"]
+    output = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    row = found(rf'(?m)^("{command.upper()}.*)$', output).replace('"', "").split(",")
+    # Name, rate, and in milliseconds: average, least, p50, p95, p99, most.
+    return LoadRun(float(row[1]), float(row[4]) * 1000)
+
+
+def raw_body() -> bytes:
+    return b"x" * MESSAGE_BYTES
+
+
+def json_body(count: int) -> bytes:
+    payload = "x" * (MESSAGE_BYTES - 2)
+    body = {"payload": payload} if count == 1 else {"payloads": [payload] * count}
+    return json.dumps(body).encode()

@@ -29,10 +29,10 @@ def rebalances(bench: Bench) -> Iterator[Line]:
     is_smoke = bench.scale.name == "smoke"
     members, partitions = (5, 20) if is_smoke else (50, 200)
     runs = 1 if is_smoke else 3
-    with broker(bench.scratch) as url:
-        with Client(url) as client:
+    with broker(bench.scratch) as ours:
+        with Client(ours.url) as client:
             client.topics.create("t", partitions=partitions)
-        times = asyncio.run(_rebalances(url, members, partitions, runs))
+        times = asyncio.run(_rebalances(ours.url, members, partitions, runs))
     for name, values in times.items():
         yield line_of(
             f"rebalance.{name}",
@@ -127,13 +127,13 @@ def many_offsets(bench: Bench) -> Iterator[Line]:
         bench.scale.name
     ]
     data = bench.scratch / "offsets"
-    with running_broker(data, "--groups-max", str(2 * groups)) as url:
-        with Client(url) as client:
+    with running_broker(data, "--groups-max", str(2 * groups)) as ours:
+        with Client(ours.url) as client:
             client.topics.create("t", partitions=partitions, settings={"fsync": "none"})
         offsets = [{"topic": "t", "partition": n, "offset": 0} for n in range(partitions)]
         body = msgspec.json.encode({"offsets": offsets})
         for number in range(groups):
-            _post(f"{url}/v1/groups/g{number}/commit", body)
+            _post(f"{ours.url}/v1/groups/g{number}/commit", body)
     starts = [
         ready_seconds(data, "--groups-max", str(2 * groups))
         for _ in range(min(3, bench.scale.runs))

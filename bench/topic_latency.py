@@ -18,24 +18,23 @@ from urllib.parse import urlsplit
 from bench import topics
 from bench.harness import Bench, Goal, Line, Unit
 from bench.harness import make_line as line_of
-from bench.servers import broker, require
+from bench.servers import CONNECTIONS, broker
 
 MILLISECONDS = Unit("ms", is_higher_better=False)
 PARTITIONS = 3
 
 
 def publish_latency(bench: Bench) -> Iterator[Line]:
-    require("wrk")
-    script = topics.post_script(bench.scratch)
-    with broker(bench.scratch) as url:
-        topics.create(url, "t", PARTITIONS, "every")
+    with broker(bench.scratch) as ours:
+        topics.create(ours.url, "t", PARTITIONS, "every")
         highest = max(
-            topics.publish_rate(script, url, "t", bench.scale.seconds)
+            topics.publish_rate(bench.scratch, ours.url, "t", bench.scale.seconds)
             for _ in range(min(3, bench.scale.runs))
         )
         rate = highest / 2
         runs = [
-            _open_loop(url, rate, max(1.0, bench.scale.seconds)) for _ in range(bench.scale.runs)
+            _open_loop(ours.url, rate, max(1.0, bench.scale.seconds))
+            for _ in range(bench.scale.runs)
         ]
     for name, share, goal in (("latency.p50", 0.50, 1.0), ("latency.p99", 0.99, 10.0)):
         yield line_of(
@@ -76,7 +75,7 @@ class _Generator:
         # When the requests under way on a connection were due, and the end of what was read.
         self._due: dict[int, deque[float]] = {}
         self._tails: dict[int, bytes] = {}
-        for _ in range(topics.CONNECTIONS):
+        for _ in range(CONNECTIONS):
             one = socket.create_connection((host, port))
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             one.setblocking(False)

@@ -18,11 +18,10 @@ from typing import Any
 from bench import topic_groups, topic_latency
 from bench.harness import Bench, Goal, Line, Measurement, NotMeasured, Peer, Unit, alternate
 from bench.harness import make_line as line_of
-from bench.servers import broker, found, redis_or_why, require, running_broker, wrk
+from bench.servers import CONNECTIONS, broker, found, redis_or_why, running_broker, wrk
 from bench.topic_groups import ready_seconds
 from millstream.client import AsyncClient, Client
 
-CONNECTIONS = 64
 SMALL_BYTES = 100
 LARGE_BYTES = 1024
 PIPELINE = 500
@@ -37,16 +36,14 @@ SECONDS = Unit("s", is_higher_better=False)
 
 def http_publish(bench: Bench) -> Iterator[Line]:
     """One record a request, each on disk before its answer."""
-    require("wrk")
     seconds = bench.scale.seconds
-    script = post_script(bench.scratch)
     with ExitStack() as stack:
-        url = stack.enter_context(broker(bench.scratch))
+        url = stack.enter_context(broker(bench.scratch)).url
         for partitions in (1, 3, 64):
             create(url, f"t{partitions}", partitions, "every")
         port, why = redis_or_why(bench, stack, *ALWAYS)
         sides: dict[str, Callable[[], float]] = {
-            str(partitions): partial(publish_rate, script, url, f"t{partitions}", seconds)
+            str(partitions): partial(publish_rate, bench.scratch, url, f"t{partitions}", seconds)
             for partitions in (1, 3, 64)
         }
         if port is not None:
@@ -77,7 +74,7 @@ def client_publish(bench: Bench) -> Iterator[Line]:
     count = _count(bench, 400_000)
     value = b"x" * SMALL_BYTES
     with ExitStack() as stack:
-        url = stack.enter_context(broker(bench.scratch))
+        url = stack.enter_context(broker(bench.scratch)).url
         create(url, "t", 3, "none")
         redis, why = _redis_py(bench, stack)
         sides = {"ours": lambda: asyncio.run(_produce(url, value, count))}
@@ -100,7 +97,7 @@ def client_read(bench: Bench) -> Iterator[Line]:
     count = _count(bench, 100_000)
     value = b"x" * LARGE_BYTES
     with ExitStack() as stack:
-        url = stack.enter_context(broker(bench.scratch))
+        url = stack.enter_context(broker(bench.scratch)).url
         create(url, "t", 1, "none")
         asyncio.run(_produce(url, value, count))
         redis, why = _redis_py(bench, stack)
@@ -122,16 +119,14 @@ def client_read(bench: Bench) -> Iterator[Line]:
 
 def many_partitions(bench: Bench) -> Iterator[Line]:
     """A thousand partitions, against ten; and how long a start takes with them."""
-    require("wrk")
     many = 1000 if bench.scale.name != "smoke" else 50
     data = bench.scratch / "many"
-    script = post_script(bench.scratch)
-    with running_broker(data) as url:
+    with running_broker(data) as ours:
         for name, partitions in (("few", 10), ("many", many)):
-            create(url, name, partitions, "none")
+            create(ours.url, name, partitions, "none")
         values = alternate(
             {
-                name: partial(publish_rate, script, url, name, bench.scale.seconds)
+                name: partial(publish_rate, bench.scratch, ours.url, name, bench.scale.seconds)
                 for name in ("few", "many")
             },
             bench.scale.runs,
@@ -176,18 +171,10 @@ def create(url: str, name: str, partitions: int, fsync: str) -> None:
         client.topics.create(name, partitions=partitions, settings={"fsync": fsync})
 
 
-def post_script(scratch: Path) -> Path:
-    script = scratch / "publish.lua"
-    script.write_text(
-        'wrk.method = "POST"\n'
-        f'wrk.body = "{"x" * SMALL_BYTES}"\n'
-        'wrk.headers["Content-Type"] = "application/octet-stream"\n'
-    )
-    return script
-
-
-def publish_rate(script: Path, url: str, topic: str, seconds: float) -> float:
-    return wrk(script, f"{url}/v1/topics/{topic}/messages", CONNECTIONS, seconds)
+def publish_rate(scratch: Path, url: str, topic: str, seconds: float) -> float:
+    body = b"x" * SMALL_BYTES
+    path = f"/v1/topics/{topic}/messages"
+    return wrk(scratch, url + path, body, seconds, media="application/octet-stream").rate
 
 
 def xadd_rate(port: int, seconds: float) -> float:

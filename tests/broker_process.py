@@ -14,7 +14,7 @@ from typing import Any, Self
 import httpx
 
 # Long enough for a busy machine; a wait ends as soon as its condition holds.
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 
 MILL = (sys.executable, "-m", "millstream")
 
@@ -99,10 +99,12 @@ class BrokerProcess:
     def get(
         self, path: str, *, listener: str = "http", headers: Mapping[str, str] | None = None
     ) -> httpx.Response:
-        return httpx.get(self.url(path, listener=listener), headers=dict(headers or {}))
+        return httpx.get(
+            self.url(path, listener=listener), headers=dict(headers or {}), timeout=PATIENCE_SECONDS
+        )
 
     def put(self, path: str, page: object) -> httpx.Response:
-        answer = httpx.put(self.url(path), json=page)
+        answer = httpx.put(self.url(path), json=page, timeout=PATIENCE_SECONDS)
         assert answer.status_code == 200, answer.text
         return answer
 

@@ -92,14 +92,19 @@ def test_the_page_in_a_browser_reaches_the_queue_through_its_own_site(
         try:
             assert site.stdout is not None
             url = site.stdout.readline().strip()
-            assert 'fetch("/queues/emails/enqueue"' in httpx.get(url).text
+            assert 'fetch("/queues/emails/enqueue"' in httpx.get(url, timeout=PATIENCE_SECONDS).text
             # What a browser adds to the requests of that page.
             headers = {"Origin": url, "Sec-Fetch-Site": "same-origin"}
             sent = httpx.post(
-                f"{url}/queues/emails/enqueue", content='{"payload":{"to":"x"}}', headers=headers
+                f"{url}/queues/emails/enqueue",
+                content='{"payload":{"to":"x"}}',
+                headers=headers,
+                timeout=PATIENCE_SECONDS,
             )
             assert sent.status_code == 200
-            taken = httpx.get(f"{url}/queues/emails/dequeue?timeout=20", headers=headers)
+            taken = httpx.get(
+                f"{url}/queues/emails/dequeue?timeout=20", headers=headers, timeout=PATIENCE_SECONDS
+            )
             assert taken.json()["payload"] == {"to": "x"}
         finally:
             site.kill()

@@ -93,11 +93,14 @@ def test_metrics_are_prometheus_text_or_json(broker: BrokerProcess) -> None:
 def test_errors_of_http_have_one_shape(broker: BrokerProcess) -> None:
     unknown = broker.get("/nothing")
     assert (unknown.status_code, unknown.json()["error"]) == (404, "not_found")
-    wrong = httpx.post(broker.url("/health"))
+    wrong = httpx.post(broker.url("/health"), timeout=PATIENCE_SECONDS)
     assert (wrong.status_code, wrong.json()["error"]) == (405, "method_not_allowed")
     assert "GET" in wrong.headers["allow"]
     # Of all routes of the path, not of the first one only.
-    assert httpx.post(broker.url("/queues/q")).headers["allow"] == "DELETE, GET, PUT"
+    assert (
+        httpx.post(broker.url("/queues/q"), timeout=PATIENCE_SECONDS).headers["allow"]
+        == "DELETE, GET, PUT"
+    )
     assert set(unknown.json()) == set(wrong.json()) == {"error", "message"}
 
 

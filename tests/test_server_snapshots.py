@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from broker_process import BrokerProcess, wait_until
+from broker_process import PATIENCE_SECONDS, BrokerProcess, wait_until
 
 AT_STOP = ("--snapshot-at-stop", "on")
 OWN = Path("data", "snapshots", ".own")
@@ -17,7 +17,7 @@ OWN = Path("data", "snapshots", ".own")
 
 def enqueue(broker: BrokerProcess, queue: str, text: str) -> None:
     url = broker.url(f"/queues/{queue}/enqueue")
-    assert httpx.post(url, json={"payload": text}).status_code == 200
+    assert httpx.post(url, json={"payload": text}, timeout=PATIENCE_SECONDS).status_code == 200
 
 
 def taken(broker: BrokerProcess, queue: str) -> list[str]:
@@ -36,7 +36,7 @@ def test_queues_are_gone_at_restart_unless_a_setting_says_otherwise(tmp_path: Pa
 def test_a_stop_keeps_queues_with_their_limits(tmp_path: Path) -> None:
     with BrokerProcess(str(tmp_path), *AT_STOP) as broker:
         url = broker.wait_until_ready().url("/queues/emails")
-        httpx.put(url, json={"capacity": 5, "max_bytes": 500})
+        httpx.put(url, json={"capacity": 5, "max_bytes": 500}, timeout=PATIENCE_SECONDS)
         for text in ("1", "2", "3"):
             enqueue(broker, "emails", text)
         enqueue(broker, "empty", "x")
@@ -52,6 +52,9 @@ def test_a_stop_keeps_queues_with_their_limits(tmp_path: Path) -> None:
     # And what was taken since does not come again.
     with BrokerProcess(str(tmp_path), *AT_STOP) as broker:
         assert taken(broker.wait_until_ready(), "emails") == []
+        assert broker.stop() == 0
+        # Nothing changed, so nothing was written.
+        assert broker.messages("queues kept") == []
 
 
 def test_an_interval_keeps_queues_for_a_crash(tmp_path: Path) -> None:
@@ -95,7 +98,7 @@ def test_a_start_that_fails_takes_nothing_away(tmp_path: Path) -> None:
 def test_limits_of_the_default_queue_outlive_a_restart(tmp_path: Path) -> None:
     with BrokerProcess(str(tmp_path), *AT_STOP) as broker:
         url = broker.wait_until_ready().url("/queues/default")
-        httpx.put(url, json={"capacity": 5, "max_bytes": 500})
+        httpx.put(url, json={"capacity": 5, "max_bytes": 500}, timeout=PATIENCE_SECONDS)
         assert broker.stop() == 0
     with BrokerProcess(str(tmp_path), *AT_STOP) as broker:
         page = broker.wait_until_ready().get("/queues/default").json()

@@ -76,7 +76,9 @@ def certificate_of(broker: BrokerProcess, pair: Pair, name: str = "localhost") -
 def test_both_listeners_speak_tls(broker: BrokerProcess, pair: Pair) -> None:
     assert [message["tls"] for message in broker.messages("listening")] == [True, True]
     for listener in ("http", "metrics"):
-        answer = httpx.get(broker.url("/livez", listener=listener), verify=pair.trust())
+        answer = httpx.get(
+            broker.url("/livez", listener=listener), verify=pair.trust(), timeout=PATIENCE_SECONDS
+        )
         assert answer.json() == {"status": "ok"}
 
 
@@ -119,8 +121,11 @@ def test_a_websocket_may_be_secure(broker: BrokerProcess, pair: Pair) -> None:
 
 def test_plain_http_gets_no_answer_and_harms_nobody(broker: BrokerProcess, pair: Pair) -> None:
     with pytest.raises(httpx.TransportError):
-        httpx.get(broker.url("/livez").replace("https", "http"))
-    assert httpx.get(broker.url("/livez"), verify=pair.trust()).status_code == 200
+        httpx.get(broker.url("/livez").replace("https", "http"), timeout=PATIENCE_SECONDS)
+    assert (
+        httpx.get(broker.url("/livez"), verify=pair.trust(), timeout=PATIENCE_SECONDS).status_code
+        == 200
+    )
     # It happens every day, on every port that can be reached: no reason to wake anybody.
     assert not [one for one in broker.messages() if one["level"] == "error"]
 
@@ -168,7 +173,9 @@ def test_a_signal_changes_the_certificate_of_new_connections(
 ) -> None:
     """Also of clients that call it by its address, which name no server in the handshake."""
     old = certificate_of(broker, pair, name)
-    with httpx.Client(base_url=broker.url(""), verify=pair.trust()) as client:
+    with httpx.Client(
+        base_url=broker.url(""), verify=pair.trust(), timeout=PATIENCE_SECONDS
+    ) as client:
         client.post("/enqueue", content=b"before")
         pair.renew()
         broker.process.send_signal(signal.SIGHUP)
@@ -283,7 +290,9 @@ def test_a_stop_ends_waiting_dequeues_and_does_not_wait_for_silent_clients(
         )
         waiting.start()
         with (
-            httpx.Client(base_url=broker.url(""), verify=pair.trust()) as client,
+            httpx.Client(
+                base_url=broker.url(""), verify=pair.trust(), timeout=PATIENCE_SECONDS
+            ) as client,
             # One that never began the handshake, and one that is idle and never says goodbye.
             socket.create_connection(place_of(broker)),
             socket.create_connection(place_of(broker)) as plain,

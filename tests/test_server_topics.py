@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from broker_process import BrokerProcess
+from broker_process import PATIENCE_SECONDS, BrokerProcess
 
 
 def post(broker: BrokerProcess, path: str, body: object, **headers: str) -> httpx.Response:
@@ -32,7 +32,9 @@ def test_topics_settings_and_idempotency_keys_survive_any_end(
         made = {"name": "orders", "partitions": 2, "settings": settings}
         assert post(broker, "/v1/topics", made).status_code == 201
         assert post(broker, "/v1/topics", {"name": "gone"}).status_code == 201
-        assert httpx.delete(broker.url("/v1/topics/gone")).status_code == 204
+        assert (
+            httpx.delete(broker.url("/v1/topics/gone"), timeout=PATIENCE_SECONDS).status_code == 204
+        )
         before = described(broker, "orders")
         first = post(broker, "/v1/topics/orders/messages", {"value": "v"}, **once).json()
         broker.stop(number)

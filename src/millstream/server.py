@@ -378,7 +378,9 @@ class Server:
             # The broker goes on: its queues are in memory, and the next time may be better.
             log.error("queues not kept", why=error.message)
         else:
-            log.info("queues kept", queues=len(kept), messages=sum(one.messages for one in kept))
+            if kept:
+                messages = sum(one.messages for one in kept)
+                log.info("queues kept", queues=len(kept), messages=messages)
 
     def _bind_listeners(self, broker: Broker) -> dict[str, HttpListener]:
         addresses = {"http": self._settings.http, "metrics": self._settings.metrics}

@@ -58,12 +58,12 @@ class Scene:
 
     async def __aenter__(self) -> Self:
         broker = loop_broker(self.queues)
-        timers = broker.timers
+        self.timers = broker.timers
         status = Status(node_id=1, clock=SystemClock())
         app = http_app(status, Metrics(), broker, V1(broker, status, Bounds()))
         self.guard = Guard(app, listener="http", hosts=())
         limits = BodyLimits(self.queues.limits.message_bytes_max, MIB)
-        self.lane = QueueLane(self.queues, timers, self.guard, limits)
+        self.lane = QueueLane(self.queues, self.timers, self.guard, limits)
         taken = bind("http", Address("127.0.0.1", 0))
         self.port: int = taken.getsockname()[1]
         self.listener = HttpListener(

@@ -52,7 +52,10 @@ def test_the_page_names_only_files_that_are_there(broker: BrokerProcess) -> None
 
 def test_the_front_door_leads_to_the_page(broker: BrokerProcess) -> None:
     assert broker.get("/").headers["location"] == "docs"
-    assert httpx.get(broker.url("/"), follow_redirects=True).url.path == "/docs"
+    assert (
+        httpx.get(broker.url("/"), follow_redirects=True, timeout=PATIENCE_SECONDS).url.path
+        == "/docs"
+    )
 
 
 def test_web_pages_from_elsewhere_do_not_get_it(broker: BrokerProcess) -> None:

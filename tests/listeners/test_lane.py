@@ -15,7 +15,7 @@ from broker_process import BrokerProcess
 
 REQUEST = b"POST /queues/q/enqueue HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s"
 ENQUEUE = b"POST /enqueue HTTP/1.1\r\nhost: localhost\r\n"
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +134,7 @@ def wait_for_waiters(connection: socket.socket, queue: str, count: int) -> None:
         (ENQUEUE + b"content-length: 999999999\r\n\r\n" + b"x" * 200_000, 413),
         (ENQUEUE + b"transfer-encoding: chunked\r\n\r\n30d40\r\n" + b"x" * 200_000, 413),
         (ENQUEUE + b"x: " + b"y" * 100_000, 431),
+        (ENQUEUE + b"x: " + b"y" * 65_600 + b"\r\ncontent-length: 0\r\n\r\n", 431),
         (b"what is this\r\n\r\n", 400),
     ],
 )

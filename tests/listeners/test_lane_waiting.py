@@ -40,6 +40,33 @@ def test_a_crowd_that_dies_while_it_waits_takes_nothing_along(way: str) -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("way", ["close", "kill"])
+def test_outside_the_lane_too_who_dies_takes_nothing_along(way: str, is_told: bool) -> None:
+    async def scenario() -> None:
+        async with Scene() as scene:
+            # A proxy's form of an address, which the lane passes on.
+            waits = get("http://localhost/queues/default/dequeue?timeout=30&max=10")
+            crowd = [await scene.connect() for _ in range(20)]
+            for client in crowd:
+                await client.send(waits)
+            queue = scene.queues.get("default")
+            await until(lambda: len(queue.waiters) == 20, "the crowd")
+            assert scene.lanes[0]._running is not None
+            for client in crowd:
+                client.close() if way == "close" else client.kill()
+            if is_told:
+                await until(lambda: not queue.waiters, "that they are missed")
+            for number in range(50):
+                scene.fill("default", [b"%d" % number])
+            await until(lambda: not scene.lanes, "the end of all")
+            await until(lambda: len(queue) == 50, "what was on its way to them")
+            assert scene.held("default") == [b"%d" % number for number in range(50)]
+            assert len(scene.timers) == 0
+
+    run(scenario())
+
+
 def test_who_lives_is_served_though_those_before_died() -> None:
     async def scenario() -> None:
         async with Scene() as scene:

@@ -41,7 +41,9 @@ def shown(message: dict[str, Any]) -> tuple[object, ...]:
 
 
 def test_a_hot_request_is_logged(broker: BrokerProcess) -> None:
-    httpx.post(broker.url("/queues/hot/enqueue?n=1"), content=b'{"payload":1}')
+    httpx.post(
+        broker.url("/queues/hot/enqueue?n=1"), content=b'{"payload":1}', timeout=PATIENCE_SECONDS
+    )
     message = logged(broker, "/queues/hot/enqueue?n=1")
     assert shown(message)[:3] == ("POST", 200, 13)
     assert message["bytes_out"] > 13
@@ -50,7 +52,9 @@ def test_a_hot_request_is_logged(broker: BrokerProcess) -> None:
 
 
 def test_a_request_to_any_other_route_is_logged(broker: BrokerProcess) -> None:
-    answer = httpx.put(broker.url("/queues/cold?n=2"), content=b'{"capacity":5}')
+    answer = httpx.put(
+        broker.url("/queues/cold?n=2"), content=b'{"capacity":5}', timeout=PATIENCE_SECONDS
+    )
     message = logged(broker, "/queues/cold?n=2")
     assert shown(message) == ("PUT", 200, 14, len(answer.content))
     assert message["peer"].startswith("127.0.0.1:")
@@ -59,13 +63,13 @@ def test_a_request_to_any_other_route_is_logged(broker: BrokerProcess) -> None:
 
 
 def test_a_dequeue_that_waited_is_logged_when_it_is_answered(broker: BrokerProcess) -> None:
-    httpx.put(broker.url("/queues/waits"), content=b"{}")
+    httpx.put(broker.url("/queues/waits"), content=b"{}", timeout=PATIENCE_SECONDS)
     assert broker.get("/queues/waits/dequeue?timeout=0.01").status_code == 204
     assert shown(logged(broker, "/queues/waits/dequeue?timeout=0.01")) == ("GET", 204, 0, 0)
 
 
 def test_a_client_that_goes_away_is_logged_without_a_status(broker: BrokerProcess) -> None:
-    httpx.put(broker.url("/queues/lost"), content=b"{}")
+    httpx.put(broker.url("/queues/lost"), content=b"{}", timeout=PATIENCE_SECONDS)
     host, port = broker.url("").removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), PATIENCE_SECONDS) as client:
         client.sendall(b"GET /queues/lost/dequeue?timeout=30 HTTP/1.1\r\nhost: localhost\r\n\r\n")
@@ -93,7 +97,9 @@ def test_what_is_refused_is_logged(
     headers: dict[str, str],
     status: int,
 ) -> None:
-    answer = httpx.request(method, broker.url(path), content=body, headers=headers)
+    answer = httpx.request(
+        method, broker.url(path), content=body, headers=headers, timeout=PATIENCE_SECONDS
+    )
     assert answer.status_code == status
     message = logged(broker, path)
     assert (message["method"], message["status"]) == (method, status)
@@ -116,7 +122,9 @@ def test_a_long_path_is_cut(broker: BrokerProcess) -> None:
 
 def test_by_default_nothing_is_logged(tmp_path_factory: pytest.TempPathFactory) -> None:
     with BrokerProcess(str(tmp_path_factory.mktemp("quiet"))) as broker:
-        httpx.post(broker.wait_until_ready().url("/enqueue"), content=b"x")
+        httpx.post(
+            broker.wait_until_ready().url("/enqueue"), content=b"x", timeout=PATIENCE_SECONDS
+        )
         assert broker.get("/health").status_code == 200
         assert broker.stop() == 0
         assert not broker.messages("request")

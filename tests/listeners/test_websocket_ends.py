@@ -200,16 +200,26 @@ def test_a_ping_is_answered_with_its_payload() -> None:
 
 def test_a_client_that_answers_pings_stays_and_one_that_does_not_is_closed() -> None:
     async def scenario() -> None:
-        async with House(times=SocketTimes(ping_s=0.3, slow_s=9, close_s=0.05)) as house:
+        async with House(times=SocketTimes(ping_s=1.0, slow_s=3600, close_s=0.05)) as house:
             house.queues.get_or_create("q")
             deaf = await house.open("/queues/q/dequeue")
             alive = await house.open("/queues/q/dequeue")
-            for _ in range(3):
-                assert await alive.event() == (PING, b"")
-                await alive.send(encode_masked(PONG, b"", b"abcd"))
+            answers = 0
+
+            async def answer_pings() -> None:
+                nonlocal answers
+                while await alive.event() == (PING, b""):
+                    await alive.send(encode_masked(PONG, b"", b"abcd"))
+                    answers += 1
+
+            answering = asyncio.create_task(answer_pings())
             closing = await deaf.closing()
             assert (closing.code, closing.reason) == (1008, "no_pong")
-            await until(lambda: house.queues.get("q").facts().waiting == 1, "the deaf one to go")
+            # It has outlived the other by two more pings.
+            gone_at = answers
+            await until(lambda: answers >= gone_at + 2, "more pings")
+            assert house.queues.get("q").facts().waiting == 1
+            answering.cancel()
 
     run(scenario())
 
@@ -366,8 +376,9 @@ def test_a_killed_consumer_takes_nothing_along_that_was_not_sent() -> None:
 def test_what_a_slow_consumer_has_read_does_not_come_again_when_it_is_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # The system takes a helping in small bites.
+    # The system takes a helping in small bites, and several of them between two looks.
     monkeypatch.setattr(queue_sockets, "SEND_BUFFER_BYTES", 8 * 1024)
+    monkeypatch.setattr(queue_sockets, "LOOK_S", 1.0)
 
     async def scenario() -> None:
         async with House(times=SocketTimes(3600, 3600, 3600)) as house:
@@ -395,8 +406,11 @@ def test_what_a_slow_consumer_has_read_does_not_come_again_when_it_is_killed(
             held = house.held("q")
             assert read == FLOOD[: len(read)]
             assert held == FLOOD[-len(held) :]
+            assert len(read) + len(held) <= len(FLOOD)
+            # What had left when the client died does not come again. More may have left before
+            # the broker's system had word of it, which is then lost like all that was sent.
             frame = len(FLOOD[0]) + 4
-            assert given - house.queues.get("q").facts().dequeued_total == -(-unsent // frame)
+            assert given - house.queues.get("q").facts().dequeued_total <= -(-unsent // frame)
 
     run(scenario())
 

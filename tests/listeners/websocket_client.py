@@ -34,7 +34,7 @@ from millstream.wire.frames import (
     read_close,
 )
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 KEY = b"dGhlIHNhbXBsZSBub25jZQ=="
 MIB = 1024 * 1024
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import sys
+import threading
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -20,9 +23,11 @@ from millstream.errors import (
     SnapshotUnknown,
 )
 from millstream.log import snapshot as snapshots
+from millstream.log.disk import SystemDisk
 from millstream.log.snapshot import Facts, Snapshot, SnapshotFolder
 
 FOLDER = "/data/snapshots"
+PATIENCE_S = 60
 RAW, JSON = 1_700_000_000_000_000 << 1, 1_700_000_000_000_000 << 1 | 1
 
 
@@ -210,6 +215,23 @@ def test_only_plain_names_are_taken(name: str) -> None:
         with pytest.raises(SnapshotInvalid):
             call()
     assert disk.files() == {}
+
+
+@pytest.mark.parametrize("name", ["pipe", "pipe.json"])
+def test_a_pipe_in_the_folder_is_refused_and_not_waited_for(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    refusals: list[MillstreamError] = []
+
+    def read() -> None:
+        try:
+            SnapshotFolder(SystemDisk(), str(tmp_path)).read(name, any_size)
+        except MillstreamError as error:
+            refusals.append(error)
+
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
+    reading.join(PATIENCE_S)
+    assert len(refusals) == 1
 
 
 def test_the_longest_name_still_has_room_for_its_temporary_file() -> None:

@@ -20,7 +20,7 @@ import httpx
 import pytest
 import trustme
 
-from broker_process import BrokerProcess, wait_until
+from broker_process import PATIENCE_SECONDS, BrokerProcess, wait_until
 from millstream.config import Settings, load_settings
 from millstream.kinds import Address
 from seeds.shared import Client
@@ -71,7 +71,9 @@ def test_a_message_of_128_kib_is_taken(zapq: Client) -> None:
 
 
 def test_a_message_of_one_byte_more_is_413(zapq: Client) -> None:
-    answer = httpx.post(zapq.broker.url("/enqueue"), content=b"x" * (128 * KIB + 1))
+    answer = httpx.post(
+        zapq.broker.url("/enqueue"), content=b"x" * (128 * KIB + 1), timeout=PATIENCE_SECONDS
+    )
     assert answer.status_code == 413
     assert answer.json()["error"] == "message_too_large"
     assert answer.json()["limit_bytes"] == 128 * KIB
@@ -116,6 +118,15 @@ def test_dequeue_answers_200_with_the_raw_bytes(zapq: Client) -> None:
 def test_dequeue_of_an_empty_queue_is_204(zapq: Client) -> None:
     answer = zapq.get("/dequeue")
     assert (answer.status_code, answer.content) == (204, b"")
+
+
+# An address in full is answered outside the fast lane.
+@pytest.mark.parametrize("target", ["/dequeue", "http://localhost/dequeue?timeout=0.01"])
+def test_dequeue_is_204_also_after_the_queue_was_deleted(zapq: Client, target: str) -> None:
+    assert zapq.delete("/queues/default").status_code == 204
+    with httpx.Client(base_url=zapq.broker.url(""), timeout=PATIENCE_SECONDS) as client:
+        request = client.build_request("GET", "/", extensions={"target": target.encode()})
+        assert client.send(request).status_code == 204
 
 
 def test_first_in_is_first_out(zapq: Client) -> None:
@@ -356,7 +367,12 @@ def test_tls_cert_and_tls_key_make_it_https(tmp_path: Path) -> None:
         assert url.startswith("https://")
         trust = ssl.create_default_context()
         authority.configure_trust(trust)
-        assert httpx.get(url, headers={"Accept": "text/plain"}, verify=trust).text == "ok"
+        assert (
+            httpx.get(
+                url, headers={"Accept": "text/plain"}, verify=trust, timeout=PATIENCE_SECONDS
+            ).text
+            == "ok"
+        )
 
 
 def test_max_msgs_is_queue_capacity(tmp_path: Path) -> None:
@@ -405,7 +421,7 @@ def test_a_signal_ends_it_cleanly_and_requests_in_flight_are_answered(
         waiting.join()
         assert answers == [204]
         with pytest.raises(httpx.ConnectError):
-            httpx.get(url)
+            httpx.get(url, timeout=PATIENCE_SECONDS)
 
 
 def test_requests_in_flight_have_10_seconds_by_default() -> None:

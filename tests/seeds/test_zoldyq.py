@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from broker_process import BrokerProcess, wait_until
+from broker_process import PATIENCE_SECONDS, BrokerProcess, wait_until
 from millstream.config import load_settings
 from millstream.kinds import Address
 from millstream.observe.histogram import SAMPLE_EVERY
@@ -176,7 +176,7 @@ def test_ten_producers_at_once_lose_nothing(zoldyq: Client) -> None:
     url = zoldyq.broker.url(f"/queues/{name}/enqueue")
 
     def produce(worker: int) -> None:
-        with httpx.Client() as client:
+        with httpx.Client(timeout=PATIENCE_SECONDS) as client:
             for number in range(30):
                 page = {"payload": worker * 100 + number}
                 assert client.post(url, json=page).status_code == 200

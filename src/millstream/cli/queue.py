@@ -310,7 +310,7 @@ def _table(queues: list[dict[str, Any]], before: dict[str, Any], seconds: float)
 
     table = Table(box=None, header_style="bold")
     table.add_column("queue")
-    for column in ("size", "full", "bytes", "waiting", "in/s", "out/s", "refused"):
+    for column in ("size", "used", "bytes", "waiting", "in/s", "out/s", "full"):
         table.add_column(column, justify="right")
     for queue in sorted(queues, key=lambda queue: -queue["size"]):
         # A queue that is new, here or after a restart, has no rate yet.

@@ -187,7 +187,8 @@ class SystemDisk:
 
     def open(self, path: str, access: Access) -> int:
         flags = {
-            "read": os.O_RDONLY,
+            # A pipe that somebody put there would be waited for until it has a writer.
+            "read": os.O_RDONLY | os.O_NONBLOCK,
             "write": os.O_RDWR,
             "create": os.O_RDWR | os.O_CREAT,
         }[access]

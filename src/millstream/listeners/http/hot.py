@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 COLD_BODY_BYTES_MAX = 64 * 1024
 # macOS cannot be asked whether the other side has closed; there one finds out a moment later.
 HUNG_UP = select.POLLERR | select.POLLHUP | getattr(select, "POLLRDHUP", 0)
+# In an ASGI scope: what says whether the client went away.
+IS_LOST = "millstream.is_lost"
 
 log = get_logger("http")
 
@@ -117,9 +119,7 @@ class HotRequest:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the client went away. The system is asked, because it knows before the loop."""
-        transport = self.lane.transport
-        return transport.is_closing() or has_event(transport, HUNG_UP)
+        return self.lane.is_lost()
 
     def reply(self, answer: Answer) -> None:
         """Answer a request that had to wait."""

@@ -36,6 +36,8 @@ from millstream.listeners.http.hot import (
     BAD_REQUEST,
     BAD_VERSION,
     HEAD_TOO_LARGE,
+    HUNG_UP,
+    IS_LOST,
     TOO_MANY,
     TOO_SLOW,
     HotRequest,
@@ -382,9 +384,10 @@ class LaneProtocol(HttpToolsProtocol):
 
     def _examine(self, version: str) -> Answer | None:
         """What is wrong with a head, though it parses."""
-        hosts = length = 0
+        hosts = length = size = 0
         self.expect_100_continue = self._owes_continue = False
         for name, value in self.headers:
+            size += len(name) + len(value)
             if name == b"host":
                 hosts += 1
             elif name == b"content-length":
@@ -393,6 +396,8 @@ class LaneProtocol(HttpToolsProtocol):
                 return BAD_CODING
             elif name == b"expect" and version == "1.1":
                 self.expect_100_continue = value.lower() == b"100-continue"
+        if size + len(self.url) > HEAD_BYTES_MAX:
+            return HEAD_TOO_LARGE
         if version not in ("1.1", "1.0"):
             return BAD_VERSION
         if hosts > 1 or (hosts == 0 and version == "1.1"):
@@ -425,6 +430,7 @@ class LaneProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.url, self.headers, self.expect_100_continue = url, headers, expects
         self.scope["headers"] = headers
+        cast("dict[str, object]", self.scope)[IS_LOST] = self.is_lost
         super().on_headers_complete()
         # Its own line stays empty, and nothing holds a request that is done with.
         self._cold = self.cycle
@@ -642,6 +648,10 @@ class LaneProtocol(HttpToolsProtocol):
             more_s = BODY_S_MAX + self._body_bytes / BODY_BYTES_PER_S_MIN
             if took_s > (HEAD_S_MAX if self._state == HEAD else more_s):
                 self._refuse(TOO_SLOW)
+
+    def is_lost(self) -> bool:
+        """Whether the client went away. The system is asked, because it knows before the loop."""
+        return self.transport.is_closing() or has_event(self.transport, HUNG_UP)
 
     def connection_lost(self, exc: Exception | None) -> None:
         running, self._running = self._running, None

@@ -81,7 +81,7 @@ DEQUEUE_DEFAULT = operation(
     "Take the oldest message of the queue `default`, raw",
     {200: Reply("The message.", {RAW: {"schema": BYTES}}), 204: _EMPTY},
     tag="messages",
-    errors=(404,),
+    errors=(429,),
     parameters=(TIMEOUT,),
 )
 ENQUEUE = operation(

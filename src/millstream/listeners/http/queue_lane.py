@@ -244,6 +244,7 @@ class QueueLane:
         return enqueue_batch(self._queues, request.name, request.body)
 
     def _dequeue_default(self, request: HotRequest) -> Answer | None:
+        self._queues.get_or_create(request.name)
         return self._take(request, is_raw=True)
 
     def _dequeue(self, request: HotRequest) -> Answer | None:

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from fastapi import APIRouter
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from millstream.broker.queues import DEFAULT_QUEUE
 from millstream.errors import BodyInvalid
 from millstream.listeners.http import queue_docs as docs
-from millstream.listeners.http.answer import RAW, Answer
+from millstream.listeners.http.answer import RAW
 from millstream.listeners.http.answers import json_answer
+from millstream.listeners.http.hot import IS_LOST
 from millstream.listeners.http.queue_answers import (
     BODIES_BYTES_MAX,
     dequeue_parameters,
@@ -28,8 +29,11 @@ from millstream.listeners.http.queue_answers import (
     enqueue_raw,
 )
 from millstream.listeners.http.queue_lane import Patience
+from millstream.listeners.http.v1_asgi import disconnected, respond
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from millstream.broker.queues import Message, Queue, QueueFacts, Queues
     from millstream.broker.snapshots import Done, Snapshots
     from millstream.broker.timers import Timers
@@ -61,22 +65,23 @@ def queue_routes(queues: Queues, timers: Timers, snapshots: Snapshots) -> APIRou
 def _add_messages(routes: APIRouter, queues: Queues, timers: Timers) -> None:
     @routes.post("/enqueue", **docs.ENQUEUE_DEFAULT)
     async def enqueue_default(request: Request) -> Response:
-        return _respond(enqueue_raw(queues, DEFAULT_QUEUE, await request.body()))
+        return respond(enqueue_raw(queues, DEFAULT_QUEUE, await request.body()))
 
     @routes.get("/dequeue", **docs.DEQUEUE_DEFAULT)
     async def dequeue_default(request: Request) -> Response:
+        queues.get_or_create(DEFAULT_QUEUE)
         return await _take(request, queues, timers, DEFAULT_QUEUE, is_raw=True)
 
     @routes.post("/queues/{name}/enqueue", **docs.ENQUEUE)
     async def enqueue(request: Request) -> Response:
         body = await request.body()
         if request.headers.get("content-type", "").startswith(RAW.decode()):
-            return _respond(enqueue_raw(queues, _name_of(request), body))
-        return _respond(enqueue_json(queues, _name_of(request), body))
+            return respond(enqueue_raw(queues, _name_of(request), body))
+        return respond(enqueue_json(queues, _name_of(request), body))
 
     @routes.post("/queues/{name}/enqueue/batch", **docs.ENQUEUE_BATCH)
     async def enqueue_many(request: Request) -> Response:
-        return _respond(enqueue_batch(queues, _name_of(request), await request.body()))
+        return respond(enqueue_batch(queues, _name_of(request), await request.body()))
 
     @routes.get("/queues/{name}/dequeue", **docs.DEQUEUE)
     async def dequeue(request: Request) -> Response:
@@ -159,28 +164,39 @@ async def _take(
     count = 1 if is_raw else parameters.count
     messages = queues.dequeue(queue, queue.count_within(count, BODIES_BYTES_MAX))
     if not messages and parameters.timeout_s:
-        messages = await _wait(queues, timers, queue, count, parameters.timeout_s)
-    return _respond(dequeued(queue, messages, is_batch=parameters.is_batch, is_raw=is_raw))
+        seconds = parameters.timeout_s
+        messages = await _wait(request, queues, timers, queue, count=count, seconds=seconds)
+    return respond(dequeued(queue, messages, is_batch=parameters.is_batch, is_raw=is_raw))
 
 
 async def _wait(
-    queues: Queues, timers: Timers, queue: Queue, count: int, seconds: float
+    request: Request, queues: Queues, timers: Timers, queue: Queue, *, count: int, seconds: float
 ) -> list[Message]:
+    """What comes; ClientDisconnect when the client goes away, which then takes nothing along."""
     found: asyncio.Future[list[Message]] = asyncio.get_running_loop().create_future()
+    is_lost: Callable[[], bool] = request.scope[IS_LOST]
 
     def take(messages: list[Message]) -> None:
-        if found.cancelled():
+        if found.done() or (messages and is_lost()):
             queues.put_back(queue, messages)
         else:
             found.set_result(messages)
 
     patience = Patience(queues, timers, queue, count, take)
     patience.wait(seconds)
+    gone = asyncio.ensure_future(disconnected(request))
     try:
-        return await found
-    except asyncio.CancelledError:
+        await asyncio.wait((found, gone), return_when=asyncio.FIRST_COMPLETED)
+        if gone.done():
+            raise ClientDisconnect
+        return found.result()
+    except BaseException:
         patience.give_up()
+        if found.done():
+            queues.put_back(queue, found.result())
         raise
+    finally:
+        gone.cancel()
 
 
 def _page(facts: QueueFacts) -> dict[str, object]:
@@ -207,10 +223,3 @@ def _limit(name: str, number: float | None) -> int | None:
             f"{name} is {number}; it must be a whole number from 1 to {LIMIT_MAX}", parameter=name
         )
     return int(number)
-
-
-def _respond(answer: Answer) -> Response:
-    headers = {name.decode(): value.decode() for name, value in answer.headers}
-    if answer.status == 204:
-        return Response(status_code=204, headers=headers)
-    return Response(answer.body, answer.status, headers=headers, media_type=answer.media.decode())

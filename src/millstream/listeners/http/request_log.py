@@ -53,7 +53,8 @@ class Entry:
             "request",
             method=self._method,
             path=self._target,
-            status=status,
+            # An `HTTPStatus` would be written as such.
+            status=None if status is None else int(status),
             bytes_in=bytes_in,
             bytes_out=bytes_out,
             duration_ms=round((perf_counter() - self._begin_s) * 1000, 3),

@@ -98,7 +98,7 @@ async def _until(request: Request, call: ColdCall, pending: Pending[T]) -> T:
     if pending.is_done:
         return await pending
     done = asyncio.ensure_future(_awaited(pending))
-    gone = asyncio.ensure_future(_disconnected(request))
+    gone = asyncio.ensure_future(disconnected(request))
     try:
         await asyncio.wait((done, gone), return_when=asyncio.FIRST_COMPLETED)
         if done.done() or call.on_lost is None:
@@ -115,7 +115,7 @@ async def _awaited(pending: Pending[T]) -> T:
     return await pending
 
 
-async def _disconnected(request: Request) -> None:
+async def disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
