@@ -52,7 +52,8 @@ $ curl -s localhost:8080/v1/topics/orders/messages
 **Errors** have one form: `{"error": code, "message": text, …}`. The code is for programs and stays
 the same; the message says what to do; other fields (a topic, a limit, the index of a bad record)
 help. All codes are listed at the end. With 429 and 503, `Retry-After` says how many seconds to
-wait. These may come from every route, and are not repeated below:
+wait. A path that is not there is answered with 404 and `not_found`, a method that a path does not
+take with 405 and `method_not_allowed`. These may come from every route, and are not repeated below:
 
 | status | code |
 |---|---|

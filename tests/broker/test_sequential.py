@@ -103,12 +103,35 @@ def test_one_partition_and_where_to_start() -> None:
     assert values(house, again) == ["b", "c", "d"]
 
 
+def test_a_consumer_of_one_partition_leaves_the_others_also_after_a_restart() -> None:
+    house = local_house().start()
+    house.done(house.broker.topics.create("orders", 2))
+    publish(house, "other", partition=0)
+    publish(house, *"abc", partition=1)
+    consumer = house.done(house.broker.sequential.open("orders", partition=1))
+    assert values(house, consumer) == ["a", "b", "c"]
+    house.done(consumer.ack(1, 0))
+    error = house.failed(consumer.ack(0, 0))
+    assert isinstance(error, PartitionUnknown)
+    assert "was given nothing of partition 0" in error.message
+    disk = house.scheduler.disk
+    assert isinstance(disk, SimulatedDisk)
+    house = local_house(disk.crash("nothing")).start()
+    found = house.done(house.broker.sequential.find("orders", consumer.id))
+    assert values(house, found) == ["b", "c"]
+    house.done(found.ack(1, 1))
+    back = house.done(house.broker.sequential.open("orders", consumer.id))
+    assert values(house, back) == ["c"]
+
+
 def test_a_second_one_with_the_same_id_fences_the_first() -> None:
     house = house_with(partitions=1)
     publish(house, "a")
     first = house.done(house.broker.sequential.open("orders"))
     values(house, first)
+    waiting = first.wait(30)
     second = house.done(house.broker.sequential.open("orders", first.id))
+    assert waiting.pending.result()
     assert isinstance(house.failed(first.next(1)), ConsumerFenced)
     assert isinstance(house.failed(first.ack(0, 0)), ConsumerFenced)
     assert values(house, second) == ["a"]

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
+from datetime import date
 from pathlib import Path
+from typing import Any, Literal
+from uuid import UUID
 
 import pytest
 
@@ -16,6 +20,7 @@ from millstream.errors import (
     BodyInvalid,
     BrokerUnreachable,
     ClientClosed,
+    HeaderInvalid,
     MessageTooLarge,
     MillstreamError,
     OutcomeUnknown,
@@ -102,7 +107,7 @@ def test_every_kind_of_value_comes_back_as_it_was(broker: BrokerProcess) -> None
                 for wrong in (object(), {1: object()}):
                     with pytest.raises(BodyInvalid):
                         await producer.send("t", wrong)
-                with pytest.raises(BodyInvalid):
+                with pytest.raises(HeaderInvalid):
                     await producer.send("t", b"", headers={"ms-type": "json"})
                 for name in ("timestamp_ms", "partition"):
                     with pytest.raises(ParameterInvalid):
@@ -115,6 +120,33 @@ def test_every_kind_of_value_comes_back_as_it_was(broker: BrokerProcess) -> None
             assert (two.text, two.timestamp_ms, two.is_json) == ("tëxt", 1234, False)
             assert three.value == b"\xff\x00"
             assert (four.key, four.value) == (b"k", None)
+
+    run(scenario())
+
+
+def test_a_producer_a_publish_and_a_stream_store_the_same(broker: BrokerProcess) -> None:
+    values = [date(2026, 1, 31), UUID(int=7), "text", b"\xff", None, True, 1.5, {"a": 1}, (1, "b")]
+
+    async def scenario() -> None:
+        async with AsyncClient(broker.url("")) as client:
+            await client.topics.create("t", partitions=1)
+            async with client.producer() as producer, client.stream("t") as stream:
+                for value in values:
+                    await (await producer.send("t", value))
+                    await client.publish("t", value)
+                    await stream.publish(value)
+                for wrong in (math.nan, "\ud800"):
+                    for sending in (
+                        producer.send("t", wrong),
+                        client.publish("t", wrong),
+                        stream.publish(wrong),
+                    ):
+                        with pytest.raises(BodyInvalid):
+                            await sending
+            found = [(one.value, one.is_json) async for one in client.read("t")]
+        assert found[::3] == found[1::3] == found[2::3]
+        assert found[0] == (b"2026-01-31", False)
+        assert len(found) == 3 * len(values)
 
     run(scenario())
 
@@ -166,6 +198,43 @@ def test_a_record_that_is_too_large_fails_alone(broker: BrokerProcess) -> None:
                 error = delivery.exception()
                 assert (error is None) == (size == 10), error
             assert len(await stored(client, "t")) == 40
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("acks", ["none", "leader"])
+def test_acks_that_do_not_wait_for_everything_store_all_the_same(
+    broker: BrokerProcess, acks: Literal["none", "leader"]
+) -> None:
+    async def scenario() -> None:
+        async with AsyncClient(broker.url("")) as client:
+            # The first goes before the topic is there.
+            async with client.producer(acks=acks) as producer:
+                places = [await (await producer.send("t", b"%d" % n)) for n in range(3)]
+            assert [place.offset < 0 for place in places] == [acks == "none"] * 3
+            async with asyncio.timeout(60):
+                while len(await stored(client, "t")) < 3:  # noqa: ASYNC110  another process
+                    await asyncio.sleep(0.01)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_records": 0},
+        {"linger_ms": -1},
+        {"delivery_timeout_s": float("nan")},
+        {"acks": "some"},
+        {"compression": "rar"},
+    ],
+)
+def test_a_producer_that_cannot_work_is_not_made(options: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with AsyncClient("http://127.0.0.1:1") as client:
+            with pytest.raises(ParameterInvalid) as caught:
+                client.producer(**options)
+            assert [caught.value.fields["parameter"]] == list(options)
 
     run(scenario())
 
@@ -279,7 +348,7 @@ class Scripted:
 
 
 async def deliver(
-    script: Scripted, *values: bytes, **options: float
+    script: Scripted, *values: bytes, **options: float | str
 ) -> list[MillstreamError | Place]:
     async with ScriptedServer(script) as server, AsyncClient(server.url, answer_s=20) as client:
         producer = client.producer(batch_records=1, **options)  # type: ignore[arg-type]
@@ -314,6 +383,14 @@ def test_a_batch_that_was_refused_leaves_no_gap() -> None:
     assert first.code == "batch_invalid"
     assert isinstance(second, Place)
     assert [sequence for _, sequence in script.numbers()] == [0, 0]
+
+
+def test_without_acks_batches_have_no_number_and_a_doubtful_one_is_not_sent_again() -> None:
+    script = Scripted([None, PLACED])
+    first, second = run(deliver(script, b"x", b"y", acks="none"))
+    assert isinstance(first, OutcomeUnknown)
+    assert isinstance(second, Place)
+    assert script.numbers() == [(-1, -1), (-1, -1)]
 
 
 def test_a_broker_that_lost_what_came_before_gets_a_new_producer_id() -> None:

@@ -14,6 +14,7 @@ from millstream.client import AsyncClient, Client, Received
 from millstream.errors import (
     ClientClosed,
     GroupUnknown,
+    IdempotencyKeyInvalid,
     OffsetOutOfRange,
     ParameterInvalid,
     StreamClosed,
@@ -108,6 +109,9 @@ def test_a_stream_publishes_reads_in_order_and_goes_on_where_it_was(
                 assert (await anext(stream)).json() == {"n": 70}
             with pytest.raises(StreamClosed):
                 await anext(stream)
+            async with client.stream("t") as stream:
+                await stream.open(partition=0, start=297)
+                assert (await anext(stream)).json() == {"n": 297}
             with pytest.raises(TopicUnknown):
                 async with client.stream("none"):
                     raise AssertionError
@@ -127,6 +131,8 @@ def test_topics_and_groups_are_managed(broker: BrokerProcess) -> None:
             changed = await client.topics.alter("t", {"retention_ms": None, "fsync": "every"})
             assert changed.settings["fsync"] == "every"
             assert (await client.topics.add_partitions("t", 4)).partitions == 4
+            with pytest.raises(IdempotencyKeyInvalid):
+                await client.publish("t", 1, idempotency_key="")
             placed = await client.topics.publish_many(
                 "t", [{"value": "x", "partition": 3}, {"value": b"\xff", "partition": 3}]
             )
@@ -179,7 +185,7 @@ def test_the_blocking_face_has_topics_too(broker: BrokerProcess) -> None:
         with client.stream("t") as stream:
             stream.publish({"n": 500})
             stream.open()
-            stream.ack(next(iter(stream)))
+            stream.ack(next(stream))
         assert client.topics.describe("t").partitions == 2
     with pytest.raises(ClientClosed):
         client.topics.list()

@@ -84,7 +84,7 @@ def test_time_is_up_with_the_last_error() -> None:
             transport = Transport(server.url, retry=QUICK._replace(timeout_s=2.0))
             with pytest.raises(QueueFull):
                 await transport.ask("POST", "/x", b"{}")
-            assert len(server.requests) > 1
+            assert server.requests
             await transport.close()
 
     run(scenario())

@@ -141,6 +141,18 @@ def test_the_same_id_in_a_second_connection_fences_the_first(v1: V1) -> None:
         assert first.ask(type="publish", id=3, messages=[{"value": 1}])["type"] == "published"
 
 
+def test_who_waits_hears_that_it_was_fenced_without_a_new_record(v1: V1) -> None:
+    topic = v1.topic()
+    with Socket(v1, topic) as first, Socket(v1, topic) as second:
+        id = first.ask(type="open", id=1)["consumer_id"]
+        first.say(type="next", credit=1)
+        v1.publish(topic, "x")
+        assert first.hear_values(1) == ["x"]
+        first.say(type="next", credit=1)
+        second.ask(type="open", id=1, consumer_id=id)
+        assert first.hear()["error"] == "consumer_fenced"
+
+
 def test_answers_come_in_the_order_of_requests(v1: V1) -> None:
     topic = v1.topic(partitions=3)
     with Socket(v1, topic) as one:
@@ -243,6 +255,8 @@ def test_a_bad_message_of_a_publish_stores_none_and_names_it(v1: V1) -> None:
         bad = [{"value": 1}, {"value": 2, "headers": {"ms-x": "y"}}]
         error = one.ask(type="publish", id=5, messages=bad)
         assert (error["id"], error["error"], error["record"]) == (5, "header_invalid", 1)
+        error = one.ask(type="publish", id=6, messages=[{"value": 1}, {"value": 2, "key": 3}])
+        assert (error["id"], error["error"], error["record"]) == (6, "body_invalid", 1)
         one.connection.send(b"\x01 no frame of ours")
         assert one.hear()["error"] == "body_invalid"
     assert v1.values(topic) == []

@@ -175,10 +175,17 @@ def test_what_cannot_be_streamed_is_refused_with_its_status(
     )
 
 
-def test_an_offset_that_is_not_there_is_the_last_line(v1: V1) -> None:
+@pytest.mark.parametrize("headers", [NDJSON, EVENTS])
+@pytest.mark.parametrize("query", ["offset=7", "offset=7&follow=true", "positions=0:7", "offset=0"])
+def test_a_stream_does_not_begin_where_there_is_nothing(
+    v1: V1, query: str, headers: dict[str, str]
+) -> None:
     topic = v1.topic()
-    answer = v1.call("GET", f"/topics/{topic}/messages?offset=7&follow=true", headers=NDJSON)
-    assert json.loads(answer.text)["error"] == "offset_out_of_range"
+    v1.call("POST", f"/topics/{topic}/messages", {"value": 1})
+    v1.call("POST", f"/topics/{topic}/purge")
+    path = f"/topics/{topic}/messages?{query}"
+    error = v1.refused(416, "offset_out_of_range", "GET", path, headers=headers)
+    assert (error["start"], error["end"]) == (1, 1)
 
 
 def test_a_stop_ends_waits_and_streams_without_an_error(tmp_path: Path) -> None:

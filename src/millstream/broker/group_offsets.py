@@ -254,17 +254,7 @@ class GroupOffsets:
             return Pending.of(end)
         if to.kind == "time":
             return self._reader.offset_at(topic, partition, to.value)
-        if not start <= to.value <= end:
-            return Pending.failed(
-                OffsetOutOfRange(
-                    f"{topic}/{partition} has offsets {start} to {end}; {to.value} is outside",
-                    topic=topic,
-                    partition=partition,
-                    offset=to.value,
-                    start=start,
-                    end=end,
-                )
-            )
+        self._reader.require(topic, partition, to.value)
         return Pending.of(to.value)
 
     def forget(self, group: str, topic: str) -> Pending[int]:

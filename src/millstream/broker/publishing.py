@@ -297,13 +297,15 @@ class Publisher:
         return done
 
     def publish_batches(
-        self, topic: str, entries: Sequence[tuple[int, bytes]]
+        self, topic: str, entries: Sequence[tuple[int, bytes]], *, acks: Acks = "all"
     ) -> Pending[list[int]]:
-        """Ready-made batches for partitions: all of them, or none; their base offsets."""
+        """Ready-made batches for partitions: all of them, or none; their base offsets. With acks
+        `none` it is done at once, offsets are -1."""
         target = self._find(topic)
         if isinstance(target, Pending):
-            return _after(target, lambda: self.publish_batches(topic, entries))
+            return _after(target, lambda: self.publish_batches(topic, entries, acks=acks))
         try:
+            check_acks(acks)
             bytes_max = self._topics.batch_bytes_max(target.topic)
             ready = check_batches(target.topic, entries, bytes_max)
         except MillstreamError as error:
@@ -321,7 +323,9 @@ class Publisher:
             traffic.bytes_in += sum(len(one.data) for one in ready)
 
         pending.then(count)
-        return pending
+        # What is refused at once is said all the same.
+        is_unheard = acks == "none" and pending.error is None
+        return Pending.of([-1] * len(ready)) if is_unheard else pending
 
     # ---- finding and gathering
 

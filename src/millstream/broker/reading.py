@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millstream.engine.pending import Pending, follow
+from millstream.errors import OffsetOutOfRange
 from millstream.log import batch as batches
 from millstream.log.batch import Record
 
@@ -64,6 +65,10 @@ class Waiting:
             if one.is_done:
                 return
         self._timer = self._timers.after(seconds, lambda: self._end(False))
+
+    def wake(self) -> None:
+        """There is news of another kind: the read that follows says so."""
+        self._end(True)
 
     def cancel(self) -> None:
         """Nobody waits any more; `pending` is done with False."""
@@ -217,6 +222,19 @@ class Reader:
 
     def offsets(self, topic: str, partition: int) -> Offsets:
         return self._engine.offsets(self._topics.partition_of(topic, partition))
+
+    def require(self, topic: str, partition: int, offset: int) -> None:
+        """Raises where reading cannot begin: before the start, or past the end."""
+        start, end = self.offsets(topic, partition)
+        if not start <= offset <= end:
+            raise OffsetOutOfRange(
+                f"{topic}/{partition} has offsets {start} to {end}; {offset} is outside",
+                topic=topic,
+                partition=partition,
+                offset=offset,
+                start=start,
+                end=end,
+            )
 
 
 def _take(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from millstream.broker.group_values import Commit
@@ -20,6 +20,7 @@ from millstream.errors import (
     ConsumerFenced,
     ConsumerUnknown,
     OffsetOutOfRange,
+    PartitionUnknown,
     TooManyGroups,
     TopicUnknown,
 )
@@ -39,6 +40,8 @@ NEXT_BYTES = 1024 * 1024
 # Consumers whose place between two calls is remembered. One more, and the one that was quiet for
 # longest begins again at its first record that is not acked, as after a restart.
 OPEN_MAX = 10_000
+# Beside the position of a consumer that reads one partition of a topic and leaves the others.
+ALONE = "alone"
 
 Start: TypeAlias = Literal["earliest", "latest"] | int
 
@@ -58,6 +61,7 @@ class SequentialConsumer:
         "_reading",
         "_turn",
         "_uuid",
+        "_waitings",
         "id",
         "is_fenced",
         "is_new",
@@ -87,6 +91,7 @@ class SequentialConsumer:
         self._reader = reader
         self._turn = 0
         self._reading: Pending[None] | None = None
+        self._waitings: set[Waiting] = set()
 
     @property
     def partitions(self) -> tuple[int, ...]:
@@ -142,7 +147,10 @@ class SequentialConsumer:
     def wait(self, seconds: float) -> Waiting:
         """Until there is more to give, or the time is over."""
         places = {PartitionId(self.topic, number): at for number, at in self._next.items()}
-        return self._reader.wait_any(places, seconds)
+        waiting = self._reader.wait_any(places, seconds)
+        self._waitings.add(waiting)
+        waiting.pending.then(lambda _: self._waitings.discard(waiting))
+        return waiting
 
     def ack(self, partition: int, offset: int) -> Pending[int]:
         """The record and all before it are done; the new position, once that is durable."""
@@ -151,7 +159,7 @@ class SequentialConsumer:
     def _ack(self, partition: int, offset: int) -> Generator[Pending[Any], Any, int]:
         topic = self._check()
         if partition not in self._next:
-            raise partition_unknown(topic, partition)
+            raise self._not_mine(topic, partition)
         given = self._next[partition]
         if not 0 <= offset < given:
             raise OffsetOutOfRange(
@@ -166,11 +174,27 @@ class SequentialConsumer:
         if offset < position:
             yield self._offsets.settled()
             return position
-        yield self._offsets.write(self.id, [Commit(self.topic, partition, offset + 1)])
+        entry = self._offsets.table.get(self.id, self._uuid, partition)
+        mark = entry.metadata if entry is not None else ""
+        yield self._offsets.write(self.id, [Commit(self.topic, partition, offset + 1, mark)])
         return offset + 1
 
+    def _not_mine(self, topic: Topic, partition: int) -> PartitionUnknown:
+        if not 0 <= partition < topic.partitions:
+            return partition_unknown(topic, partition)
+        mine = ", ".join(map(str, self.partitions))
+        return PartitionUnknown(
+            f"consumer {self.id} reads {self.topic}/{mine} and was given nothing of partition "
+            f"{partition}",
+            topic=self.topic,
+            partition=partition,
+        )
+
     def close(self) -> None:
+        """Whoever still waits hears of it."""
         self.is_fenced = True
+        for waiting in list(self._waitings):
+            waiting.wake()
 
     def _position(self, partition: int) -> int:
         position = self._offsets.position(self.id, self.topic, partition)
@@ -223,7 +247,8 @@ class Sequential:
         start: Start = "earliest",
     ) -> Pending[SequentialConsumer]:
         """A new consumer, or one that comes back. `start` is for partitions in which it has no
-        position yet. Without a partition it reads all of them, each in order."""
+        position yet. Without a partition one that comes back reads what it read before, and a new
+        one all of them, each in order."""
         return follow(self._open_steps(topic, consumer_id, partition, start))
 
     def _open_steps(
@@ -232,7 +257,6 @@ class Sequential:
         topic = self._topics.get(name)
         if partition is not None and not 0 <= partition < topic.partitions:
             raise partition_unknown(topic, partition)
-        numbers = range(topic.partitions) if partition is None else (partition,)
         is_new = consumer_id is None
         if consumer_id is None:
             if len(self) >= self._consumers_max:
@@ -244,13 +268,15 @@ class Sequential:
             consumer_id = self._random_hex(CONSUMER_ID_BYTES)
         else:
             self._known(topic, consumer_id)
+        numbers = self._numbers(topic, consumer_id) if partition is None else (partition,)
+        mark = "" if partition is None else ALONE
         positions: dict[int, int] = {}
         pins: list[Commit] = []
         for number in numbers:
             at = self._offsets.position(consumer_id, name, number)
             if at is None:
                 at = self._begin(name, number, start)
-                pins.append(Commit(name, number, at))
+                pins.append(Commit(name, number, at, mark))
             positions[number] = at
         consumer = SequentialConsumer(
             consumer_id,
@@ -273,21 +299,19 @@ class Sequential:
             yield self._offsets.settled()
         return consumer
 
+    def _numbers(self, topic: Topic, consumer_id: str) -> Sequence[int]:
+        """All partitions, those that were added too, unless the consumer asked for one alone."""
+        entries = self._offsets.table.of_topic(consumer_id, topic.uuid.bytes)
+        alone = [one.partition for one in entries if one.metadata == ALONE]
+        return alone or range(topic.partitions)
+
     def _begin(self, topic: str, number: int, start: Start) -> int:
         first, end = self._reader.offsets(topic, number)
         if start == "earliest":
             return first
         if start == "latest":
             return end
-        if not first <= start <= end:
-            raise OffsetOutOfRange(
-                f"{topic}/{number} has offsets {first} to {end}; {start} is outside",
-                topic=topic,
-                partition=number,
-                offset=start,
-                start=first,
-                end=end,
-            )
+        self._reader.require(topic, number, start)
         return start
 
     def find(self, topic: str, consumer_id: str) -> Pending[SequentialConsumer]:

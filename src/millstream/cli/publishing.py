@@ -37,14 +37,23 @@ class Recipe(NamedTuple):
     partition: int | None
 
 
-class _Line(msgspec.Struct):
-    """A message as `mill topic read --json` prints it; where it was is not looked at."""
+class _Base64(msgspec.Struct, forbid_unknown_fields=True):
+    base64: str
+
+
+class _Line(msgspec.Struct, forbid_unknown_fields=True):
+    """A message as `mill topic read --json` prints it; where it was (`topic`, `partition`,
+    `offset`) is not looked at."""
 
     value: msgspec.Raw
     key: str | None = None
-    key_encoding: str | None = None
-    encoding: str | None = None
-    headers: dict[str, str | dict[str, str] | None] = {}
+    key_encoding: Literal["base64"] | None = None
+    encoding: Literal["base64"] | None = None
+    timestamp_ms: int | None = None
+    topic: object = None
+    partition: object = None
+    offset: object = None
+    headers: dict[str, str | _Base64 | None] = {}
 
 
 _line = msgspec.json.Decoder(_Line)
@@ -157,22 +166,28 @@ def _record(line: bytes, number: int, recipe: Recipe, form: str) -> dict[str, An
 
 def _message(line: _Line, recipe: Recipe) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    # A record may have been written without a time, by another client: that is read as -1.
+    if line.timestamp_ms != -1:
+        found["timestamp_ms"] = line.timestamp_ms
     raw = bytes(line.value)
     if raw[:1] != b'"':
         found["value"] = _json(raw)
     else:
         text = msgspec.json.decode(raw, type=str)
-        found["value"] = base64.b64decode(text) if line.encoding == "base64" else text
+        found["value"] = text if line.encoding is None else _bytes(text)
     if line.key is not None:
-        is_bytes = line.key_encoding == "base64"
-        found["key"] = base64.b64decode(line.key) if is_bytes else line.key
+        found["key"] = line.key if line.key_encoding is None else _bytes(line.key)
     if line.headers:
         own = {
-            name: base64.b64decode(text["base64"]) if isinstance(text, dict) else text
+            name: _bytes(text.base64) if isinstance(text, _Base64) else text
             for name, text in line.headers.items()
         }
         found["headers"] = recipe.headers | own
     return found
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
 
 
 def _json(text: bytes) -> Any:

@@ -232,7 +232,10 @@ def tail(  # noqa: PLR0917  typer calls it by name
     name: Name,
     partition: Partition = None,
     last: Annotated[
-        int, typer.Option("--last", metavar="N", min=0, help="Begin so many records before.")
+        int,
+        typer.Option(
+            "--last", metavar="N", min=0, help="Begin so many records before, in each partition."
+        ),
     ] = 0,
     limit: Annotated[
         Optional[int],  # noqa: UP045  read at run time

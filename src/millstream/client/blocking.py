@@ -349,8 +349,11 @@ class BlockingConsumer:
     def __exit__(self, kind: object, *_: object) -> None:
         self.thread.run(self.inner.close(is_done=kind is None))
 
-    def __iter__(self) -> Iterator[Received]:
-        return _iterate(self.thread, self.inner)
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Received:
+        return _next(self.thread, self.inner)
 
     @property
     def assignment(self) -> frozenset[TopicPartition]:
@@ -378,8 +381,11 @@ class BlockingStream:
     def __exit__(self, *_: object) -> None:
         self.thread.run(self.inner.close())
 
-    def __iter__(self) -> Iterator[Received]:
-        return _iterate(self.thread, self.inner)
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Received:
+        return _next(self.thread, self.inner)
 
 
 class Client:
@@ -516,19 +522,28 @@ class Client:
 
 
 def _iterate(thread: LoopThread, source: AsyncIterator[T]) -> Iterator[T]:
-    async def advance() -> tuple[T] | None:
-        # StopAsyncIteration cannot cross into a future.
-        async for item in source:
-            return (item,)
-        return None
-
-    async def close() -> None:
-        if isinstance(source, AsyncGenerator):
-            await source.aclose()
-
     try:
-        while (item := thread.run(advance())) is not None:
+        while (item := thread.run(_advance(source))) is not None:
             yield item[0]
     finally:
         with suppress(ClientClosed):
-            thread.run(close())
+            thread.run(_close(source))
+
+
+def _next(thread: LoopThread, source: AsyncIterator[T]) -> T:
+    item = thread.run(_advance(source))
+    if item is None:
+        raise StopIteration
+    return item[0]
+
+
+async def _advance(source: AsyncIterator[T]) -> tuple[T] | None:
+    # StopAsyncIteration cannot cross into a future.
+    async for item in source:
+        return (item,)
+    return None
+
+
+async def _close(source: AsyncIterator[Any]) -> None:
+    if isinstance(source, AsyncGenerator):
+        await source.aclose()

@@ -179,7 +179,8 @@ class Lane:
                 error = error_or_none
                 wait_s = retry_after_s(reply.headers.get(b"retry-after"))
             pause_s = pauses.next_s(wait_s)
-            if self._loop.time() + pause_s >= deadline_s:
+            is_last = batch.is_doubtful and self._is_unnumbered
+            if is_last or self._loop.time() + pause_s >= deadline_s:
                 self._leave(batch, self._given_up(batch, error))
                 return
             await asyncio.sleep(pause_s)
@@ -196,13 +197,17 @@ class Lane:
                 media=JSON,
                 headers={"idempotency-key": batch.key},
             )
-        data = encode(
-            batch.records,
-            compression=self._options.compression,
-            producer_id=self.producer_id,
-            producer_epoch=0,
-            base_sequence=self.sequence,
-        )
+        compression = self._options.compression
+        if self._is_unnumbered:
+            data = encode(batch.records, compression=compression)
+        else:
+            data = encode(
+                batch.records,
+                compression=compression,
+                producer_id=self.producer_id,
+                producer_epoch=0,
+                base_sequence=self.sequence,
+            )
         return await transport.ask_once("POST", self._path, data, media=RAW)
 
     def _judge(self, batch: Batch, reply: Reply) -> MillstreamError | None:
@@ -270,6 +275,13 @@ class Lane:
         if not batch.done.done():
             batch.done.set_result(None)
         self._options.settled(batch, error is None)
+
+    @property
+    def _is_unnumbered(self) -> bool:
+        """With acks `none` nobody hears of a batch that is not stored after all. Numbers would
+        make the broker refuse all that come after it; without them, a batch of which it is not
+        known whether it was taken is not sent again."""
+        return self._options.acks == "none" and self.partition is not None
 
     def _renew(self) -> None:
         # Above what a broker gives to Kafka clients one by one.

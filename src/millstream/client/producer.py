@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, get_args
 
 from millstream.client.batches import Batch, Delivery
 from millstream.client.lanes import LaneOptions, TopicLanes
@@ -35,7 +35,7 @@ from millstream.client.values import (
     encode_value,
 )
 from millstream.errors import ClientClosed, ParameterInvalid
-from millstream.wire.batches import Headers
+from millstream.wire.batches import COMPRESSIONS, Headers
 
 # What a record costs beside its bytes while it waits: its future, its fields, its header.
 RECORD_OVERHEAD_BYTES = 100
@@ -67,13 +67,25 @@ class Producer:
         acks: Acks = "all",
         compression: str = "none",
     ) -> None:
-        for name, number in (
-            ("batch_records", batch_records),
-            ("batch_bytes", batch_bytes),
-            ("buffer_bytes", buffer_bytes),
+        for name, number, least in (
+            ("batch_records", batch_records, 1),
+            ("batch_bytes", batch_bytes, 1),
+            ("buffer_bytes", buffer_bytes, 1),
+            ("linger_ms", linger_ms, 0),
+            ("delivery_timeout_s", delivery_timeout_s, 0),
         ):
-            if number < 1:
-                raise ParameterInvalid(f"{name} is {number}; it must be at least 1", parameter=name)
+            if not number >= least:
+                raise ParameterInvalid(
+                    f"{name} is {number}; it must be at least {least}", parameter=name
+                )
+        for name, choice, choices in (
+            ("acks", acks, get_args(Acks)),
+            ("compression", compression, COMPRESSIONS),
+        ):
+            if choice not in choices:
+                raise ParameterInvalid(
+                    f"{name} is {choice!r}; it must be one of {', '.join(choices)}", parameter=name
+                )
         self._topics_api = Topics(transport)
         self._options = LaneOptions(
             transport=transport,

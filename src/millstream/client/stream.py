@@ -73,15 +73,19 @@ class TopicStream:
         self,
         consumer_id: str | None = None,
         *,
-        start: Literal["earliest", "latest"] = "earliest",
+        partition: int | None = None,
+        start: Literal["earliest", "latest"] | int = "earliest",
         credit: int = 100,
     ) -> str:
         """Begin to receive, as a new consumer or as the one with this id; answers the id."""
         if credit < 1:
             raise ParameterInvalid(f"credit is {credit}; it must be at least 1", parameter="credit")
-        body: dict[str, Any] = {"type": "open", "start": start}
-        if consumer_id is not None:
-            body["consumer_id"] = consumer_id
+        body: dict[str, Any] = {
+            "type": "open",
+            "consumer_id": consumer_id,
+            "partition": partition,
+            "start": start,
+        }
         self.consumer_id = _frame.decode(await self._ask(body)).consumer_id
         self._credit = credit
         await self._send({"type": "next", "credit": credit})

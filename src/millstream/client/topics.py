@@ -187,7 +187,9 @@ class Topics:
             topic_path(name, verb, query=query),
             body,
             media=JSON,
-            headers={"idempotency-key": idempotency_key or uuid.uuid4().hex},
+            headers={
+                "idempotency-key": uuid.uuid4().hex if idempotency_key is None else idempotency_key
+            },
             is_repeatable=True,
         )
         return reply.body

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from millstream.errors import BodyInvalid
+from millstream.errors import BodyInvalid, HeaderInvalid
 from millstream.wire.batches import OWN_PREFIX, TYPE_HEADER, TYPE_JSON, Headers, Record
 
 # Bytes, text, None or what JSON can say; also dataclasses and msgspec's structs.
@@ -86,12 +86,21 @@ def encode_value(value: Value) -> tuple[bytes | None, Headers]:
     if value is None or type(value) is bytes:
         return value, ()
     if isinstance(value, str):
-        return value.encode(), ()
+        try:
+            return value.encode(), ()
+        except UnicodeEncodeError as error:
+            raise BodyInvalid(f"a text that is no UTF-8 cannot be stored: {error}") from error
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value), ()
     if type(value) is Encoded:
         return value
-    return encode_json(value), _JSON_HEADERS
+    data = encode_json(value)
+    if data[:1] == b'"':
+        # A date, a UUID and the like: what JSON has as a text is stored as a text.
+        return msgspec.json.decode(data, type=str).encode(), ()
+    if data == b"null":
+        raise BodyInvalid(f"{value!r} cannot be said in JSON; a tombstone is None")
+    return data, _JSON_HEADERS
 
 
 def encode_json(value: object) -> bytes:
@@ -106,7 +115,7 @@ def encode_headers(headers: HeaderMap | None) -> Headers:
         return ()
     for name in headers:
         if not name or name.startswith(OWN_PREFIX):
-            raise BodyInvalid(
+            raise HeaderInvalid(
                 f"a header may not be called {name!r}: names that begin with {OWN_PREFIX} are "
                 "Millstream's own",
                 header=name,
@@ -170,7 +179,11 @@ def message_body(
     if isinstance(value, bytes | bytearray | memoryview):
         body |= {"value": _base64(bytes(value)), "encoding": "base64"}
     else:
-        body["value"] = value
+        data, marks = encode_value(value)
+        if data is not None:
+            body["value"] = msgspec.Raw(data) if marks else data.decode()
+        else:
+            body["value"] = None
     if isinstance(key, bytes):
         body |= {"key": _base64(key), "key_encoding": "base64"}
     elif key is not None:

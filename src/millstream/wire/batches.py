@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 from millstream.errors import BatchLengthInvalid
 from millstream.log.batch import (
+    COMPRESSIONS,
     HEADER_BYTES,
     Data,
     Fields,
@@ -31,6 +32,7 @@ TYPE_JSON = b"json"
 OWN_PREFIX = "ms-"
 
 __all__ = [
+    "COMPRESSIONS",
     "OWN_PREFIX",
     "TYPE_HEADER",
     "TYPE_JSON",

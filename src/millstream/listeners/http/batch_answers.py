@@ -14,11 +14,12 @@ from millstream.listeners.http.answer import RAW, Answer
 from millstream.listeners.http.bodies import json_of
 from millstream.listeners.http.later import Later, later
 from millstream.listeners.http.parameters import OFFSET_MAX, PARTITION_MAX, Parameters, whole
+from millstream.listeners.http.topic_answers import ACKS_PARAMETERS, acks_of
 from millstream.log.batch import read_header, walk
 from millstream.wire.batches import split_batches
 
 if TYPE_CHECKING:
-    from millstream.broker.publishing import Publisher
+    from millstream.broker.publishing import Acks, Publisher
     from millstream.broker.reading import Reader
     from millstream.listeners.http.route import Call
     from millstream.listeners.http.waits import Waits
@@ -41,12 +42,12 @@ class BatchAnswers:
 
     def publish(self, call: Call, topic: str) -> Later:
         """Batches for several partitions, each after the number of its own."""
-        Parameters(call.query, ())
-        return self._publish(topic, split_batches(call.body))
+        acks = acks_of(Parameters(call.query, ACKS_PARAMETERS))
+        return self._publish(topic, split_batches(call.body), acks)
 
     def publish_to(self, call: Call, topic: str, partition: str) -> Later:
         """Batches for one partition, one after the other."""
-        Parameters(call.query, ())
+        acks = acks_of(Parameters(call.query, ACKS_PARAMETERS))
         number = whole("partition", partition, 0, PARTITION_MAX)
         body = call.body
         batches = walk(body)
@@ -54,9 +55,9 @@ class BatchAnswers:
         if end != len(body):
             raise BatchLengthInvalid(f"the body ends inside batch {len(batches)}")
         entries = [(number, body[at : at + header.size]) for at, header in batches]
-        return self._publish(topic, entries)
+        return self._publish(topic, entries, acks)
 
-    def _publish(self, topic: str, entries: Sequence[tuple[int, bytes]]) -> Later:
+    def _publish(self, topic: str, entries: Sequence[tuple[int, bytes]], acks: Acks) -> Later:
         if not 1 <= len(entries) <= BATCHES_MAX:
             raise BodyInvalid(
                 f"the body has {len(entries)} batches; one request takes 1 to {BATCHES_MAX}",
@@ -69,9 +70,9 @@ class BatchAnswers:
                 {"partition": partition, "offset": offset, "count": read_header(batch).count}
                 for (partition, batch), offset in zip(entries, offsets, strict=True)
             ]
-            return json_of({"topic": topic, "placed": placed})
+            return json_of({"topic": topic, "placed": placed}, 202 if acks == "none" else 200)
 
-        return later(self._publisher.publish_batches(topic, entries), answer)
+        return later(self._publisher.publish_batches(topic, entries, acks=acks), answer)
 
     def read(self, call: Call, topic: str, partition: str) -> Pending[Answer]:
         """Whole batches, from the one that holds an offset."""

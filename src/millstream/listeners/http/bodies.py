@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -20,6 +21,7 @@ LISTED_PARAMETERS = frozenset(("after", "limit"))
 # What the text of a body may be wrong in: JSON, nesting that is too deep, and UTF-8, which the
 # decoder does not look at in what it leaves as it is.
 UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
+_PATH_OF_MESSAGE = re.compile(r" - at `\$\.messages\[([0-9]+)\]")
 
 
 def read_body(decoder: msgspec.json.Decoder[Form], body: bytes, form: str) -> Form:
@@ -33,7 +35,15 @@ def read_body(decoder: msgspec.json.Decoder[Form], body: bytes, form: str) -> Fo
                 return msgspec.convert(whole_numbers(msgspec.json.decode(body)), decoder.type)
             except UNREADABLE:
                 pass
-        raise BodyInvalid(f"the body must be JSON of the form {form}: {error}") from error
+        raise BodyInvalid(
+            f"the body must be JSON of the form {form}: {error}", **record_of(error)
+        ) from error
+
+
+def record_of(error: Exception) -> dict[str, int]:
+    """Of a body of many messages, the index of the one that is wrong: the decoder says its path."""
+    found = _PATH_OF_MESSAGE.search(str(error))
+    return {"record": int(found[1])} if found else {}
 
 
 def whole_numbers(value: object) -> object:

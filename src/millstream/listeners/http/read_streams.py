@@ -63,6 +63,8 @@ class Streams:
         if is_resumed:
             wish = wish._replace(positions=wish.resumed)
         positions = await follow(self._readings.start(topic, wish))
+        for number, offset in positions.items():
+            self._readings.reader.require(topic, number, offset)
         is_whole = wish.partition is None and (is_resumed or wish.positions is None)
         run = _Run(self._readings, topic, wish, positions, is_whole=is_whole)
         self._readings.waits.enter(run.stop)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from millstream.broker.outgoing import ACKS
 from millstream.broker.publishing import Outgoing
 from millstream.engine.pending import Pending, follow
 from millstream.errors import ParameterInvalid, TimestampInvalid
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from millstream.broker.topics import Topic, Topics
     from millstream.listeners.http.route import Call
 
-ACKS = ("none", "leader", "all")
 # A query is a line; who has more to say has a body for it.
 HEADERS_IN_QUERY_MAX = 20
 ACKS_PARAMETERS = frozenset(("acks",))
@@ -134,7 +134,7 @@ class TopicAnswers:
         record = Outgoing(None, call.body) if is_raw else read_message(call.body)
         if call.query:
             parameters = Parameters(call.query, PUBLISH_PARAMETERS, _HEADER, _KEY)
-            record, acks = _completed(record, parameters), _acks_of(parameters)
+            record, acks = _completed(record, parameters), acks_of(parameters)
         if key is not None or acks == "none":
             published = self._publisher.publish(name, (record,), acks=acks, idempotency_key=key)
             return later(published, _one_answer(name, acks))
@@ -146,7 +146,7 @@ class TopicAnswers:
 
     def publish_many(self, call: Call, name: str) -> Later:
         """All of them, or none."""
-        acks = _acks_of(Parameters(call.query, ACKS_PARAMETERS))
+        acks = acks_of(Parameters(call.query, ACKS_PARAMETERS))
         records = read_messages(call.body)
         key = dict(call.headers).get(b"idempotency-key")
         published = self._publisher.publish(
@@ -194,7 +194,7 @@ def _topic_page(topic: Topic) -> dict[str, object]:
     }
 
 
-def _acks_of(parameters: Parameters) -> Acks:
+def acks_of(parameters: Parameters) -> Acks:
     return cast("Acks", parameters.choice("acks", "all", ACKS))
 
 

@@ -256,10 +256,14 @@ _BATCHES = shown(
     topic=text(),
     placed=array(shown("PlacedBatch", partition=PARTITION, offset=OFFSET, count=whole(1))),
 )
+_BATCHES_PLACED = {
+    200: _json("All are stored.", _BATCHES),
+    202: _json("Taken, with `acks=none`; offsets are -1.", _BATCHES),
+}
 PUBLISH_BATCHES = Form(
     "Publish ready-made batches to several partitions, or none",
-    {200: _json("All are stored.", _BATCHES)},
-    (TOPIC_IN_PATH,),
+    _BATCHES_PLACED,
+    (TOPIC_IN_PATH, _ACKS),
     (Body(BYTES, RAW_MEDIA),),
     _BATCH_ERRORS,
     "The body is, for each batch, the number of its partition (4 bytes, big-endian) and the "
@@ -267,8 +271,8 @@ PUBLISH_BATCHES = Form(
 )
 PUBLISH_BATCHES_TO = Form(
     "Publish ready-made batches to one partition, or none",
-    {200: _json("All are stored.", _BATCHES)},
-    (TOPIC_IN_PATH, PARTITION_IN_PATH),
+    _BATCHES_PLACED,
+    (TOPIC_IN_PATH, PARTITION_IN_PATH, _ACKS),
     (Body(BYTES, RAW_MEDIA),),
     _BATCH_ERRORS,
     "The body is Kafka's record batches, magic 2, one after the other.",
