@@ -24,14 +24,16 @@ _BYTES_MAX = 64 * 2**20
 
 def capture(records: Sequence[Sent], **settings: object) -> bytes:
     """All batches of partition 0 after these records were produced to it."""
-    producer = Producer({"test.mock.num.brokers": 1, "linger.ms": 20, **settings})
+    # One batch, which `flush` sends: a fetch from the mock broker gives one at a time, and a busy
+    # machine must not end it early.
+    producer = Producer({"test.mock.num.brokers": 1, "linger.ms": 60_000, **settings})
     for timestamp, key, value, headers in records:
         producer.produce(
             TOPIC, value=value, key=key, headers=list(headers), timestamp=timestamp, partition=0
         )
-    assert producer.flush(20) == 0
-    broker = next(iter(producer.list_topics(TOPIC, timeout=20).brokers.values()))
-    with socket.create_connection((broker.host, broker.port), timeout=20) as connection:
+    assert producer.flush(60) == 0
+    broker = next(iter(producer.list_topics(TOPIC, timeout=60).brokers.values()))
+    with socket.create_connection((broker.host, broker.port), timeout=60) as connection:
         connection.sendall(_fetch_request())
         return _records_of(_read_answer(connection))
 
