@@ -128,7 +128,8 @@ def test_a_killed_broker_loses_nothing_and_its_consumers_go_on(first: int, tmp_p
     seen, address = Seen(), Address()
     with start(tmp_path) as broker:
         broker.wait_until_ready()
-        made = httpx.post(broker.url("/v1/topics"), json={"name": TOPIC, "partitions": PARTITIONS})
+        body = {"name": TOPIC, "partitions": PARTITIONS}
+        made = httpx.post(broker.url("/v1/topics"), json=body, timeout=PATIENCE_SECONDS)
         assert made.status_code == 201, made.text
     workers: list[Worker] = [
         *(Producer(f"producer-{n}", address, seen) for n in range(PRODUCERS)),
