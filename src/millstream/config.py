@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, Literal
 
+from millstream.config_delivery import DELIVERY_ROWS
 from millstream.config_file import Problem, read_settings_file
 from millstream.config_groups import GROUP_ROWS
 from millstream.config_queues import QUEUE_ROWS
@@ -131,6 +132,18 @@ class Settings:
     groups_max: int
     group_members_max: int
     consumers_max: int
+    visibility_ms: int
+    deliveries_max: int
+    retry_delay_ms: int
+    retry_delay_max_ms: int
+    dead_letters: Literal["on", "off"]
+    receive_records_max: int
+    receive_bytes_max: int
+    member_inflight_max: int
+    group_inflight_max: int
+    breaker_settlings_min: int
+    breaker_window_ms: int
+    breaker_failures_percent: int
     offsets_retention_ms: int | None
 
     log_level: Literal["debug", "info", "warning", "error"]
@@ -452,9 +465,18 @@ _QUEUES = _section("Queues", *QUEUE_ROWS)
 
 _TOPICS = _section("Topics", *TOPIC_ROWS)
 _GROUPS = _section("Groups", *GROUP_ROWS)
+_DELIVERY = _section("Work queues", *DELIVERY_ROWS)
 
 TABLE: tuple[Setting, ...] = (
-    _THE_BROKER + _LISTENERS + _LOGS + _QUEUES + _TOPICS + _GROUPS + _DURABILITY + _RETENTION
+    _THE_BROKER
+    + _LISTENERS
+    + _LOGS
+    + _QUEUES
+    + _TOPICS
+    + _GROUPS
+    + _DELIVERY
+    + _DURABILITY
+    + _RETENTION
 )
 BY_NAME: Mapping[str, Setting] = MappingProxyType({setting.name: setting for setting in TABLE})
 

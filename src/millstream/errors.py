@@ -417,6 +417,52 @@ class ConsumerFenced(MillstreamError):
     code = "consumer_fenced"
 
 
+# ---- leases
+
+
+class ReceiptInvalid(MillstreamError):
+    """That is no receipt of this broker; fields: receipt."""
+
+    code = "receipt_invalid"
+
+
+class ReceiptUnknown(MillstreamError):
+    """Nobody was given such a receipt, or another group was; fields: receipt."""
+
+    code = "receipt_unknown"
+
+
+class ReceiptStale(MillstreamError):
+    """The lease ran out, was settled, or the record went to somebody else; fields: receipt."""
+
+    code = "receipt_stale"
+
+
+class GroupUsesLeases(MillstreamError):
+    """The group receives from the topic by lease, and not all of them are settled; fields: group,
+    topic, leases."""
+
+    code = "group_uses_leases"
+
+
+class GroupUsesOffsets(MillstreamError):
+    """The group has members that read the topic by offset; fields: group, topic, members."""
+
+    code = "group_uses_offsets"
+
+
+class LeasesRefused(MillstreamError):
+    """A compacted topic has no leases; fields: topic."""
+
+    code = "leases_refused"
+
+
+class LaneUnknown(MillstreamError):
+    """There is no such lane; fields: lane."""
+
+    code = "lane_unknown"
+
+
 # ---- queues
 
 

@@ -20,6 +20,7 @@ import uvloop
 import millstream
 from millstream.broker.broker import Broker, BrokerOptions, make_broker
 from millstream.broker.consuming import ConsumingOptions
+from millstream.broker.delivery_values import DeliveryOptions
 from millstream.broker.joining import GroupOptions
 from millstream.broker.queues import DEFAULT_QUEUE, QueueLimits, Queues
 from millstream.broker.snapshots import Snapshots
@@ -130,6 +131,11 @@ def broker_options(settings: Settings) -> BrokerOptions:
             partition=partition_defaults(settings),
             message_bytes_max=settings.topic_message_bytes_max,
             partitioner=settings.partitioner,
+            visibility_ms=settings.visibility_ms,
+            deliveries_max=settings.deliveries_max,
+            retry_delay_ms=settings.retry_delay_ms,
+            retry_delay_max_ms=settings.retry_delay_max_ms,
+            dead_letters=settings.dead_letters == "on",
         ),
         topic_limits=TopicLimits(
             topics_max=settings.topics_max,
@@ -142,6 +148,21 @@ def broker_options(settings: Settings) -> BrokerOptions:
         idempotency_keys_max=settings.idempotency_keys_max,
         view_snapshot_interval_s=settings.view_snapshot_interval_ms / 1000,
         consuming=consuming_options(settings),
+        delivery=delivery_options(settings),
+    )
+
+
+def delivery_options(settings: Settings) -> DeliveryOptions:
+    """What the settings mean for leases."""
+    return DeliveryOptions(
+        receive_records_max=settings.receive_records_max,
+        receive_bytes_max=settings.receive_bytes_max,
+        receive_wait_max_ms=settings.poll_timeout_max_ms,
+        member_inflight_max=settings.member_inflight_max,
+        group_inflight_max=settings.group_inflight_max,
+        breaker_settlings_min=settings.breaker_settlings_min,
+        breaker_window_ms=settings.breaker_window_ms,
+        breaker_failures_percent=settings.breaker_failures_percent,
     )
 
 

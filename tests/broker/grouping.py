@@ -67,7 +67,7 @@ class Consumer:
         self.standing = self.house.done(beat)
         return self.standing
 
-    def start_poll(self, **how: Any) -> Polling:
+    def start_poll(self, **how: Any) -> Polling[Polled]:
         return self.house.broker.groups.poll(
             self.group, self.id, self.standing.generation, Poll(**how)
         )

@@ -25,10 +25,10 @@ DOCS = Path(__file__).parents[2] / "docs" / "topics.md"
 
 def test_the_docs_have_every_setting_and_what_it_follows() -> None:
     page = DOCS.read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (.*) \|$", page, re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| `([\w/]+)` \| (.*) \|$", page, re.MULTILINE)
     assert [name for name, _, _ in rows] == [row.name for row in TABLE]
     for _, follows, _ in rows:
-        assert follows in BY_NAME or follows == "false"
+        assert follows in BY_NAME or follows in ("false", "none", "50/25/15/7/3", "30s")
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,9 @@ def test_the_docs_have_every_setting_and_what_it_follows() -> None:
         ({"compact": True}, {"compact": True}),
         ({"compact": "off"}, {"compact": False}),
         ({"fsync": "NONE"}, {"fsync": "none"}),
+        ({"lane_weights": "9/4/3/2/1"}, {"lane_weights": (9, 4, 3, 2, 1)}),
+        ({"lane_weights": [9, 4, 3, 2, 1]}, {"lane_weights": (9, 4, 3, 2, 1)}),
+        ({"visibility_ms": "2m"}, {"visibility_ms": 120_000}),
         ({"fsync": None}, {"fsync": None}),
     ],
 )

@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from millstream.broker.consuming import ConsumingOptions, make_consuming
+from millstream.broker.deadletters import DeadLetters
+from millstream.broker.delivery import Delivery, DeliveryParts
+from millstream.broker.delivery_values import DeliveryOptions
 from millstream.broker.idempotency import Idempotency
+from millstream.broker.lanes import Lanes
 from millstream.broker.publishing import Publisher
 from millstream.broker.reading import Reader
 from millstream.broker.surroundings import Surroundings
@@ -44,6 +48,7 @@ class BrokerOptions:
     idempotency_keys_max: int = 1_000_000
     view_snapshot_interval_s: float = 60.0
     consuming: ConsumingOptions = field(default_factory=ConsumingOptions)
+    delivery: DeliveryOptions = field(default_factory=DeliveryOptions)
 
 
 @dataclass(slots=True)
@@ -64,6 +69,8 @@ class Broker:
     group_offsets: GroupOffsets
     lags: Lags
     sequential: Sequential
+    dead_letters: DeadLetters
+    delivery: Delivery
 
     async def start(self) -> None:
         """After the engine: every view as it was, before any listener opens."""
@@ -77,11 +84,13 @@ class Broker:
         yield self.views.load()
         yield self.topics.load()
         yield self.consuming.start()
+        yield self.delivery.start()
         self.idempotency.start()
         self.view_snapshots.start()
 
     def stop(self) -> None:
         """Before the engine: what is under way ends with it."""
+        self.delivery.stop()
         self.consuming.stop()
         self.view_snapshots.stop()
         self.idempotency.stop()
@@ -114,6 +123,14 @@ def make_broker(
     reader = Reader(engine, topics, traffic, timers)
     around = Surroundings(views, topics, reader, clock, timers, turns)
     consuming = make_consuming(around, options.consuming, random_hex)
+    dead_letters = DeadLetters(around)
+    parts = DeliveryParts(
+        engine,
+        consuming.groups,
+        consuming.group_offsets,
+        Lanes(engine, topics, clock, turns),
+        dead_letters,
+    )
     return Broker(
         queues=queues,
         snapshots=snapshots,
@@ -130,4 +147,6 @@ def make_broker(
         group_offsets=consuming.group_offsets,
         lags=consuming.lags,
         sequential=consuming.sequential,
+        dead_letters=dead_letters,
+        delivery=Delivery(around, parts, options.delivery, random_hex),
     )

@@ -6,9 +6,9 @@ also when that is less than before. Offsets live in the view `OffsetTable`; here
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import structlog
 
@@ -67,10 +67,29 @@ class ResetDone(NamedTuple):
     after: int
 
 
+class Leases(Protocol):
+    """Groups that receive by lease: where they stand is known to their leases first."""
+
+    def mirror(self) -> None:
+        """Write where they stand to their committed offsets, as far as it has moved."""
+        ...
+
+    def is_busy(self, group: str) -> bool: ...
+
+    def refuse(self, group: str, topics: Sequence[str]) -> None:
+        """The group is to read these by offset: raises while it has leases there."""
+        ...
+
+    def reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> Pending[None]: ...
+
+    def drop(self, group: str, topic: str | None = None) -> Pending[None]: ...
+
+
 class GroupOffsets:
     __slots__ = (
         "_clock",
         "_has_stopped",
+        "_leases",
         "_members",
         "_reader",
         "_retention_ms",
@@ -98,6 +117,7 @@ class GroupOffsets:
         self._turns = around.turns
         self._retention_ms = retention_ms
         self._members: Callable[[str], int] = lambda _group: 0
+        self._leases: Leases | None = None
         self._started = (0, 0.0)
         self._has_stopped = False
         self.commits = 0
@@ -111,6 +131,22 @@ class GroupOffsets:
     def count_members_by(self, members: Callable[[str], int]) -> None:
         """Who knows how many members a group has."""
         self._members = members
+
+    def count_members(self, group: str) -> int:
+        return self._members(group)
+
+    def lease_by(self, leases: Leases) -> None:
+        """Who knows where groups stand that receive by lease."""
+        self._leases = leases
+
+    def use_by_offset(self, group: str, topics: Sequence[str]) -> None:
+        """Before a group reads or commits by offset: raises while it has leases there."""
+        if self._leases is not None:
+            self._leases.refuse(group, topics)
+
+    def _mirror(self) -> None:
+        if self._leases is not None:
+            self._leases.mirror()
 
     # ---- committing
 
@@ -164,6 +200,7 @@ class GroupOffsets:
 
     def settled(self) -> Pending[None]:
         """Done when all that is committed now is durable."""
+        self._mirror()
         return self._views.settled(self.table)
 
     def topic(self, name: str) -> Topic:
@@ -200,6 +237,7 @@ class GroupOffsets:
     def known(self, group: str) -> None:
         """GroupUnknown unless it has members, offsets or a past."""
         check_group_name(group)
+        self._mirror()
         if not self._members(group) and not self.table.has_group(group):
             raise GroupUnknown(
                 f"there is no group {group}; a group appears when somebody joins it or commits",
@@ -243,6 +281,8 @@ class GroupOffsets:
         if is_dry_run:
             yield self._views.settled(self.table)
         else:
+            if self._leases is not None:
+                yield self._leases.reset(group, topic, after)
             yield self.write(group, [Commit(topic, number, after[number]) for number in numbers])
         return [ResetDone(topic, number, before[number], after[number]) for number in numbers]
 
@@ -265,13 +305,20 @@ class GroupOffsets:
         self.known(group)
         self.refuse_members(group)
         uuid = self._topics.get(topic).uuid.bytes
+        if self._leases is not None:
+            yield self._leases.drop(group, topic)
         keys = [offset_key(group, uuid, one.partition) for one in self.table.of_topic(group, uuid)]
         yield self._remove(keys)
         return len(keys)
 
     def delete_group(self, group: str) -> Pending[None]:
         """Everything that is kept of a group."""
-        return self._remove(self._keys_of(group))
+        return follow(self._delete_group(group))
+
+    def _delete_group(self, group: str) -> Generator[Pending[Any], Any, None]:
+        if self._leases is not None:
+            yield self._leases.drop(group)
+        yield self._remove(self._keys_of(group))
 
     def refuse_members(self, group: str) -> None:
         members = self._members(group)
@@ -363,10 +410,17 @@ class GroupOffsets:
         for first in range(0, len(groups), SWEEP_GROUPS):
             keys: list[bytes] = []
             for group in groups[first : first + SWEEP_GROUPS]:
-                if self.table.newest_ms(group) < horizon_ms and not self._members(group):
+                if self.table.newest_ms(group) < horizon_ms and not self._is_used(group):
+                    if self._leases is not None:
+                        self._leases.drop(group)
                     keys += self._keys_of(group)
                     self.expired_groups += 1
             yield self._remove(keys) if keys else self._breath()
+
+    def _is_used(self, group: str) -> bool:
+        if self._leases is not None and self._leases.is_busy(group):
+            return True
+        return self._members(group) > 0
 
     def _breath(self) -> Pending[None]:
         pending: Pending[None] = Pending()

@@ -99,6 +99,7 @@ class Groups:
         join = check_join(join, self._options)
         for topic in join.topics:
             self._topics.get(topic)
+        self._offsets.use_by_offset(name, join.topics)
         group = self._rebalancing.groups.get(name)
         if join.member_id is not None:
             if group is None:
@@ -185,8 +186,14 @@ class Groups:
                     group=name,
                     members_max=options.members_max,
                 )
-        elif not self._offsets.table.has_group(name) and self.count() >= options.groups_max:
-            raise too_many_groups(options.groups_max)
+        else:
+            self.check_new(name)
+
+    def check_new(self, name: str) -> None:
+        """Raises when that would be one group too many."""
+        groups_max = self._options.groups_max
+        if not self._offsets.table.has_group(name) and self.count() >= groups_max:
+            raise too_many_groups(groups_max)
 
     def leave(self, group: str, member_id: str, received: int | None = None) -> Pending[None]:
         """Go, with what was polled so far committed if the broker commits for this member. What a
@@ -234,7 +241,7 @@ class Groups:
 
     def poll(
         self, group: str, member_id: str, generation: int, poll: Poll | None = None
-    ) -> Polling:
+    ) -> Polling[Polled]:
         """Records of the partitions that the member has. It waits while there are none, and ends
         early when the member's partitions change. A poll takes the place of one under way."""
         poll = poll if poll is not None else Poll()
@@ -252,14 +259,14 @@ class Groups:
         self._rebalancing.acknowledge(found, session, generation)
         self._rebalancing.commit_when_due(found, session)
         number = session.positions.number
-        polling = Polling(lambda: _give_back(session, number + 1))
+        polling = Polling[Polled](lambda: _give_back(session, number + 1))
         session.polling = polling
         deadline = self._clock.monotonic() + wait_ms / 1000
         steps = self._poll(found, session, polling, (count_max, bytes_max, deadline))
         follow(steps).then(lambda one: self._polled(session, polling, one))
         return polling
 
-    def _polled(self, session: Session, polling: Polling, done: Pending[Polled]) -> None:
+    def _polled(self, session: Session, polling: Polling[Polled], done: Pending[Polled]) -> None:
         if session.polling is polling:
             session.polling = None
             session.last_call = self._clock.monotonic()
@@ -269,7 +276,11 @@ class Groups:
             polling.pending.succeed(done.result())
 
     def _poll(
-        self, group: Group, session: Session, polling: Polling, limits: tuple[int, int, float]
+        self,
+        group: Group,
+        session: Session,
+        polling: Polling[Polled],
+        limits: tuple[int, int, float],
     ) -> Generator[Pending[Any], Any, Polled]:
         count_max, bytes_max, deadline = limits
         member = session.member
@@ -332,7 +343,7 @@ class Groups:
             self.counts.consumed(group.name, one.topic, len(one.records))
         return Polled(group.membership.standing(session.member), number, parts)
 
-    def _pause(self, polling: Polling) -> Pending[None]:
+    def _pause(self, polling: Polling[Polled]) -> Pending[None]:
         self._timers.after(PAUSE_SECONDS, polling.wake)
         return polling.wait()
 
@@ -359,9 +370,9 @@ class Groups:
         check_group_name(name)
         if member_id is None:
             self._offsets.refuse_members(name)
-            if not self._offsets.table.has_group(name) and self.count() >= self._options.groups_max:
-                raise too_many_groups(self._options.groups_max)
+            self.check_new(name)
             self._offsets.check(commits)
+            self._offsets.use_by_offset(name, [one.topic for one in commits])
         else:
             self._check_member_commit(name, commits, member_id, generation)
         if not commits:

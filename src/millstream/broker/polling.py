@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from millstream.broker.group_values import OffsetReset, Polled, PolledPart
 from millstream.broker.positions import Positions
@@ -21,22 +21,24 @@ if TYPE_CHECKING:
     from millstream.broker.wheel import Timer
     from millstream.log.partition import PartitionId
 
+T = TypeVar("T")
 
-class Polling:
-    """One poll under way. Cancel it when the client went away: then nothing of it counts as
-    given, not even when it was answered already."""
+
+class Polling(Generic[T]):
+    """One poll, or receive, under way. Cancel it when the client went away: then nothing of it
+    counts as given, not even when it was answered already."""
 
     __slots__ = ("_gate", "_give_back", "is_over", "pending")
 
     def __init__(self, give_back: Callable[[], None]) -> None:
-        self.pending: Pending[Polled] = Pending()
+        self.pending: Pending[T] = Pending()
         # It was ended from outside and has only to answer, without records.
         self.is_over = False
         self._gate: Pending[None] | None = None
         self._give_back = give_back
 
     @classmethod
-    def failed(cls, error: MillstreamError) -> Polling:
+    def failed(cls, error: MillstreamError) -> Polling[T]:
         polling = cls(lambda: None)
         polling.pending.fail(error)
         return polling
@@ -76,7 +78,7 @@ class Session:
     last_call: float
     last_commit: float
     positions: Positions = field(default_factory=Positions)
-    polling: Polling | None = None
+    polling: Polling[Polled] | None = None
     # Where the next poll begins among its partitions.
     turn: PartitionId | None = None
     timer: Timer | None = None
@@ -148,7 +150,7 @@ def _size(record: Any) -> int:
 
 
 def wait_for_more(
-    session: Session, polling: Polling, reader: Reader, seconds: float
+    session: Session, polling: Polling[Polled], reader: Reader, seconds: float
 ) -> Generator[Pending[Any], Any, None]:
     """Until there may be something to read, or something changed, or the time is over."""
     gate = polling.wait()

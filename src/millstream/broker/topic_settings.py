@@ -7,12 +7,13 @@ change at a restart.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
 from millstream.errors import TopicSettingInvalid
-from millstream.kinds import Choice, Duration, Kind, Size
+from millstream.kinds import Choice, Duration, Integer, Kind, Size
+from millstream.log.batch import LANES
 from millstream.log.partition import FsyncMode, PartitionSettings
 from millstream.wire.partitioning import Partitioner
 
@@ -27,6 +28,16 @@ BATCH_OVERHEAD_BYTES = 128
 # go long before the limit is far behind.
 SEGMENTS_IN_RETENTION = 4
 SEGMENT_BYTES_MIN = 64 * KIB
+# The most that a topic may be set to take.
+MESSAGE_BYTES_MAX = 64 * MIB
+
+DeliveryOrder: TypeAlias = Literal["none", "key"]
+VISIBILITY_MS_MIN, VISIBILITY_MS_MAX = 100, 12 * 60 * 60 * SECOND_MS
+RETRY_DELAY_MS_MAX = 24 * 60 * 60 * SECOND_MS
+# A delivery count is a byte in the journal of leases.
+DELIVERIES_MAX = 200
+WEIGHT_MAX = 1000
+LANE_WEIGHTS = (50, 25, 15, 7, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,29 @@ class Flag:
         return "true" if value else "false"
 
 
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Whole numbers with slashes between them."""
+
+    count: int
+
+    @property
+    def expects(self) -> str:
+        return f"{self.count} numbers from 1 to {WEIGHT_MAX}, such as `50/25/15/7/3`"
+
+    def parse(self, text: str) -> tuple[int, ...]:
+        parts = text.split("/")
+        if len(parts) != self.count or not all(part.strip().isdecimal() for part in parts):
+            raise ValueError(f"is not {self.count} numbers with slashes between them")
+        weights = tuple(map(int, parts))
+        if not all(1 <= weight <= WEIGHT_MAX for weight in weights):
+            raise ValueError(f"has a number that is not 1 to {WEIGHT_MAX}")
+        return weights
+
+    def show(self, value: object) -> str:
+        return "/".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What is in force for a topic. Times are milliseconds; None is no limit."""
 
@@ -56,6 +90,14 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
     tombstone_retention_ms: int
     message_bytes_max: int
     partitioner: Partitioner
+    visibility_ms: int
+    deliveries_max: int
+    retry_delay_ms: int
+    retry_delay_max_ms: int
+    dead_letters: bool
+    delivery_order: DeliveryOrder
+    lane_weights: tuple[int, ...]
+    lane_boost_ms: int
 
 
 class Row(NamedTuple):
@@ -102,7 +144,7 @@ TABLE = (
     ),
     Row(
         "message_bytes_max",
-        Size(1, 64 * MIB),
+        Size(1, MESSAGE_BYTES_MAX),
         "The largest message: key, value and headers together.",
     ),
     Row(
@@ -110,9 +152,53 @@ TABLE = (
         Choice(get_args(Partitioner)),
         "Which hash of a key chooses its partition. `murmur2` is what Kafka's clients use.",
     ),
+    Row(
+        "visibility_ms",
+        Duration(VISIBILITY_MS_MIN, VISIBILITY_MS_MAX),
+        "How long a record that was received is a worker's own before it comes back.",
+    ),
+    Row(
+        "deliveries_max",
+        Integer(1, DELIVERIES_MAX),
+        "How often a record is given out to workers before it goes to the dead letters.",
+    ),
+    Row(
+        "retry_delay_ms",
+        Duration(0, RETRY_DELAY_MS_MAX),
+        "How long a record waits after its first failure; twice as long after each further one.",
+    ),
+    Row(
+        "retry_delay_max_ms",
+        Duration(0, RETRY_DELAY_MS_MAX),
+        "The longest that a record waits after a failure.",
+    ),
+    Row(
+        "dead_letters",
+        Flag(),
+        "Whether records that used up their deliveries go to `<topic>.dlq`. `false` drops them.",
+    ),
+    Row(
+        "delivery_order",
+        Choice(get_args(DeliveryOrder)),
+        "`key`: while a worker has a record of a key, the next one of that key waits.",
+    ),
+    Row(
+        "lane_weights",
+        Weights(len(LANES)),
+        "How many records of each lane are given out in turn while all lanes have some: critical, "
+        "high, normal, low, background.",
+    ),
+    Row(
+        "lane_boost_ms",
+        Duration(SECOND_MS),
+        "A lane that was not served for so long, and has records, is served next.",
+    ),
 )
 _BY_NAME = {row.name: row for row in TABLE}
 assert tuple(_BY_NAME) == TopicSettings.__struct_fields__
+
+_OF_DELIVERY = tuple(row.name for row in TABLE[9:])
+assert _OF_DELIVERY[0] == "visibility_ms"
 
 Given = dict[str, object]
 
@@ -156,6 +242,8 @@ def _text(kind: Kind, value: object) -> str:
         return f"{value}ms" if isinstance(kind, Duration) else str(value)
     if isinstance(value, str):
         return value.strip()
+    if isinstance(value, list | tuple) and isinstance(kind, Weights):
+        return kind.show(value)
     raise ValueError("is neither a number nor a text")
 
 
@@ -171,6 +259,14 @@ class TopicDefaults:
     partition: PartitionSettings
     message_bytes_max: int = MIB
     partitioner: Literal["murmur2", "murmur3"] = "murmur2"
+    visibility_ms: int = 30 * SECOND_MS
+    deliveries_max: int = 4
+    retry_delay_ms: int = SECOND_MS
+    retry_delay_max_ms: int = 60 * SECOND_MS
+    dead_letters: bool = True
+    delivery_order: DeliveryOrder = "none"
+    lane_weights: tuple[int, ...] = LANE_WEIGHTS
+    lane_boost_ms: int = 30 * SECOND_MS
 
     def effective(self, given: Mapping[str, object]) -> TopicSettings:
         base = self.partition
@@ -184,6 +280,7 @@ class TopicDefaults:
             "tombstone_retention_ms": base.tombstone_age_ms,
             "message_bytes_max": self.message_bytes_max,
             "partitioner": self.partitioner,
+            **{name: getattr(self, name) for name in _OF_DELIVERY},
         }
         values.update((name, None if v == UNLIMITED else v) for name, v in given.items())
         if "segment_bytes" not in given and isinstance(values["retention_bytes"], int):
@@ -215,6 +312,8 @@ class StoredTopic(msgspec.Struct, frozen=True):
     name: str
     created_ms: int
     settings: Given = {}
+    # Stored before the first record of another lane than normal is appended.
+    uses_lanes: bool = False
 
 
 def known_settings(given: Mapping[str, object]) -> tuple[Given, list[str]]:

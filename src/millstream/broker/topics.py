@@ -56,6 +56,8 @@ class Topic(NamedTuple):
     created_ms: int
     # What was set for it; all else in `settings` is the broker's default.
     given: Given
+    # Whether it ever had, or is about to have, a record of another lane than normal.
+    uses_lanes: bool = False
 
 
 class PartitionFacts(NamedTuple):
@@ -121,6 +123,7 @@ class Topics:
         "_grown",
         "_limits",
         "_partitions",
+        "_purged",
         "_view",
         "_views",
         "by_name",
@@ -150,6 +153,7 @@ class Topics:
         self._ensuring: dict[str, Pending[Topic]] = {}
         self._deleted: list[Callable[[Topic], None]] = []
         self._grown: list[Callable[[Topic], None]] = []
+        self._purged: list[Callable[[Topic], None]] = []
 
     # ---- looking
 
@@ -198,6 +202,10 @@ class Topics:
     def watch_partitions(self, call: Callable[[Topic], None]) -> None:
         """Told of a topic that was made, or has more partitions than before."""
         self._grown.append(call)
+
+    def watch_purged(self, call: Callable[[Topic], None]) -> None:
+        """Told of a topic whose records are all gone."""
+        self._purged.append(call)
 
     # ---- changing
 
@@ -276,12 +284,30 @@ class Topics:
         topic = self.get(name)
         given = merge(topic.given, changes)
         effective = self._defaults.effective(given)
-        stored = StoredTopic(name, topic.created_ms, given)
+        stored = StoredTopic(name, topic.created_ms, given, topic.uses_lanes)
         with self._changing(name):
             yield self._views.change(self._view, [(topic.uuid.bytes, msgspec.json.encode(stored))])
             topic = topic._replace(settings=effective, given=given)
             self.by_name[name] = topic
             yield self._engine.alter(name, settings=self._defaults.for_engine(effective))
+        return topic
+
+    def use_lanes(self, name: str) -> Pending[Topic]:
+        """From now on the topic may have records of every lane; done when that is durable. Those
+        who ask in the same moment wait for each other."""
+        return follow(self._use_lanes(name))
+
+    def _use_lanes(self, name: str) -> Generator[Pending[Any], Any, Topic]:
+        self.get(name)
+        yield from self._free(name)
+        topic = self.get(name)
+        if topic.uses_lanes:
+            return topic
+        stored = StoredTopic(name, topic.created_ms, topic.given, uses_lanes=True)
+        with self._changing(name):
+            yield self._views.change(self._view, [(topic.uuid.bytes, msgspec.json.encode(stored))])
+            topic = topic._replace(uses_lanes=True)
+            self.by_name[name] = topic
         return topic
 
     def add_partitions(self, name: str, count: int) -> Pending[Topic]:
@@ -340,6 +366,8 @@ class Topics:
             # All in one turn, so that they are in one round.
             trims = [self._engine.trim(id, self._engine.offsets(id).high_watermark) for id in ids]
             yield from trims
+            for call in self._purged:
+                call(topic)
 
     def _forget_settings(self, uuid: uuids.UUID) -> Pending[None]:
         """What this fails to remove, the next start removes."""
@@ -401,7 +429,13 @@ class Topics:
             effective = self._defaults.effective(stored.settings)
             uuid = uuids.UUID(bytes=made.uuid)
             topic = Topic(
-                made.name, uuid, made.partitions, effective, stored.created_ms, stored.settings
+                made.name,
+                uuid,
+                made.partitions,
+                effective,
+                stored.created_ms,
+                stored.settings,
+                stored.uses_lanes,
             )
             self.by_name[made.name] = topic
             settings = self._defaults.for_engine(effective)
@@ -423,7 +457,7 @@ class Topics:
         good, bad = known_settings(stored.settings)
         if bad:
             _logger().warning("settings of a topic not known", topic=name, settings=bad)
-        return StoredTopic(name, stored.created_ms, good)
+        return StoredTopic(name, stored.created_ms, good, stored.uses_lanes)
 
 
 def refuse_reserved(name: str) -> None:

@@ -1,0 +1,324 @@
+"""Work queues on topics: records are received by lease, and settled one by one.
+
+What a group has leased is kept by its shares (`shares`, `ledger`) and their journal
+(`lease_journal`); which records go out is decided in `granting`, how deliveries end in `settling`.
+Here is the face that listeners call: receives that wait, settlings, the start after a crash, and
+what is known of all of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from millstream.broker.delivery_values import (
+    LEASE_STARTS,
+    DeliveryCounts,
+    DeliveryOptions,
+    LaneFacts,
+    LeaseFacts,
+    Receive,
+    Received,
+    Settle,
+    ShareFacts,
+)
+from millstream.broker.granting import Granting, Taking, Wish
+from millstream.broker.group_values import check_group_name
+from millstream.broker.joining import CLIENT_ID, TOPICS_MAX
+from millstream.broker.lane_stats import LaneRates
+from millstream.broker.ledger import STATE_NAMES, WAITING
+from millstream.broker.polling import Polling
+from millstream.broker.settling import Settling, check_visibility
+from millstream.broker.shares import Shares, topic_is_gone, waiting_or_leased
+from millstream.engine.pending import Pending, follow
+from millstream.errors import MillstreamError, ParameterInvalid
+from millstream.log.batch import LANES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Sequence
+
+    from millstream.broker.deadletters import DeadLetters
+    from millstream.broker.delivery_values import Settled
+    from millstream.broker.group_offsets import GroupOffsets
+    from millstream.broker.groups import Groups
+    from millstream.broker.lanes import Lanes
+    from millstream.broker.shares import Share
+    from millstream.broker.surroundings import Surroundings
+    from millstream.engine.protocol import Engine
+
+# What one request may settle: a receive gives at most as many.
+SETTLES_MAX = 100_000
+# How long a receive pauses that was woken and found nothing, so that it never turns the loop alone.
+PAUSE_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryParts:
+    """What delivery is built on, beside its surroundings."""
+
+    engine: Engine
+    groups: Groups
+    offsets: GroupOffsets
+    lanes: Lanes
+    dead_letters: DeadLetters
+
+
+class Delivery:
+    __slots__ = (
+        "_granting",
+        "_has_drained",
+        "_options",
+        "_rates",
+        "_settling",
+        "_shares",
+        "_timers",
+    )
+
+    def __init__(
+        self,
+        around: Surroundings,
+        parts: DeliveryParts,
+        options: DeliveryOptions,
+        random_hex: Callable[[int], str],
+    ) -> None:
+        self._options = options
+        self._timers = around.timers
+        self._shares = Shares(
+            parts.engine,
+            around,
+            parts.offsets,
+            parts.lanes,
+            options,
+            check_new=parts.groups.check_new,
+        )
+        self._settling = Settling(self._shares, parts.dead_letters)
+        self._granting = Granting(self._shares, self._settling.expire, random_hex)
+        self._settling.grant_by(self._granting)
+        self._rates = LaneRates(self._shares)
+        self._has_drained = False
+
+    # ---- receiving
+
+    def receive(self, group: str, receive: Receive) -> Polling[Received]:
+        """Records, leased. It waits while there are none. Cancel it when the client went away."""
+        try:
+            wish, wait_ms = self._check(group, receive)
+            shares = [
+                self._shares.get(group, topic, receive.start or "earliest")
+                for topic in dict.fromkeys(receive.topics)
+            ]
+        except MillstreamError as error:
+            return Polling.failed(error)
+        polling = Polling[Received](lambda: self._give_back(polling.pending.result()))
+        if self._has_drained:
+            polling.end()
+        deadline = self._now() + wait_ms / 1000
+        follow(self._receive(polling, shares, wish, deadline)).then(
+            lambda one: _pass(one, polling.pending)
+        )
+        return polling
+
+    def _check(self, group: str, receive: Receive) -> tuple[Wish, int]:
+        options = self._options
+        check_group_name(group)
+        if not 1 <= len(receive.topics) <= TOPICS_MAX:
+            raise _invalid("topics", f"a receive names 1 to {TOPICS_MAX} topics")
+        if receive.start is not None and receive.start not in LEASE_STARTS:
+            raise _invalid("start", f"start is one of {', '.join(LEASE_STARTS)}")
+        if receive.member is not None and not CLIENT_ID.fullmatch(receive.member):
+            raise _invalid("member", "member is 1 to 200 of letters, digits, `.`, `_`, `:`, `-`")
+        count = _between("max", receive.count_max, 1, options.receive_records_max, 1)
+        most = options.receive_bytes_max
+        bytes_max = _between("bytes", receive.bytes_max, 1, most, most)
+        wait_ms = _between("wait", receive.wait_ms, 0, options.receive_wait_max_ms, 0)
+        if receive.visibility_ms is not None:
+            check_visibility(receive.visibility_ms, options.visibility_max_ms)
+        return Wish(count, bytes_max, receive.visibility_ms, receive.member), wait_ms
+
+    def _receive(
+        self,
+        polling: Polling[Received],
+        shares: list[Share],
+        wish: Wish,
+        deadline: float,
+    ) -> Generator[Pending[Any], Any, Received]:
+        has_waited = False
+        while True:
+            room, limited_by = self._granting.room(shares[0], wish)
+            taking = Taking(room, wish.bytes_max)
+            if room:
+                yield from self._take(polling, shares, taking)
+            if polling.is_over and taking.taken:
+                self._granting.give_up(taking)
+                return Received([], 0)
+            if taking.parts:
+                granted = self._granting.grant(taking, wish)
+                if taking.is_full:
+                    # There may be more: the next one that waits has its turn.
+                    shares[0].news()
+                received: Received = yield granted
+                if received.records:
+                    if polling.is_over:
+                        self._give_back(received)
+                        return Received([], 0)
+                    return received._replace(limited_by=limited_by)
+            rest = deadline - self._now()
+            if rest <= 0 or polling.is_over:
+                return Received([], 0, limited_by)
+            for share in shares:
+                if share.is_gone:
+                    raise topic_is_gone(share)
+            yield from self._wait(polling, shares, PAUSE_SECONDS if has_waited else rest)
+            # Woken for nothing, such as a record that somebody else took: once it may look again
+            # at once.
+            has_waited = not has_waited
+
+    def _take(
+        self, polling: Polling[Received], shares: list[Share], taking: Taking
+    ) -> Generator[Pending[Any], Any, None]:
+        for share in shares:
+            if taking.is_full or polling.is_over:
+                break
+            yield from self._granting.take(share, taking)
+
+    def _wait(
+        self, polling: Polling[Received], shares: list[Share], seconds: float
+    ) -> Generator[Pending[Any], Any, None]:
+        gate = polling.wait()
+        timer = self._timers.after(seconds, polling.wake)
+        for share in shares:
+            share.wait(polling)
+        yield gate
+        self._timers.cancel(timer)
+        for share in shares:
+            share.leave(polling)
+
+    def _give_back(self, received: Received) -> None:
+        """The client never saw them: released, if they are still leased."""
+        if received.records:
+            unseen = [Settle("release", one.receipt) for one in received.records]
+            self._settling.settle(unseen, None)
+
+    # ---- settling
+
+    def settle(self, settles: Sequence[Settle], group: str | None = None) -> Pending[list[Settled]]:
+        """Each with its own result. With a group, receipts of others are refused."""
+        if not 1 <= len(settles) <= SETTLES_MAX:
+            return Pending.failed(
+                _invalid("receipts", f"a request settles 1 to {SETTLES_MAX} deliveries")
+            )
+        return self._settling.settle(settles, group)
+
+    # ---- looking
+
+    @property
+    def counts(self) -> dict[str, DeliveryCounts]:
+        return {name: crew.counts for name, crew in self._shares.crews.items()}
+
+    def leases(self, group: str, topic: str | None = None) -> list[LeaseFacts]:
+        """Every record of a group that is leased or waits to come back, by place."""
+        crew = self._shares.crews.get(group)
+        if crew is None:
+            return []
+        shares = [one for name, one in sorted(crew.shares.items()) if topic in (None, name)]
+        return [facts for share in shares for facts in _leases(share)]
+
+    def shares(self) -> list[ShareFacts]:
+        now = self._now()
+        found = []
+        for share in self._shares:
+            leased, waiting, ready = waiting_or_leased(share)
+            found.append(
+                ShareFacts(
+                    share.crew.name,
+                    share.topic.name,
+                    leased,
+                    waiting,
+                    ready + self._rates.fresh_count(share),
+                    not share.crew.breaker.is_open(now),
+                )
+            )
+        return found
+
+    def lanes(self, topic: str | None = None) -> Pending[list[LaneFacts]]:
+        """Of every lane in use, or the one that all records are in."""
+        return self._rates.facts(topic)
+
+    # ---- the start and the end
+
+    def start(self) -> Pending[None]:
+        """After views, topics and committed offsets, before listeners open: leases are as they
+        were, each for the shorter of its full time and what is left of it by the wall clock."""
+        return follow(self._start())
+
+    def _start(self) -> Generator[Pending[Any], Any, None]:
+        shares = yield self._shares.load()
+        now_ms = self._shares.around.clock.wall_ms()
+        for share in shares:
+            for ledger in share.ledgers:
+                self._arm(share, ledger.partition, now_ms)
+        self._rates.start()
+
+    def _arm(self, share: Share, partition: int, now_ms: int) -> None:
+        ledger, crew = share.ledgers[partition], share.crew
+        for grant in ledger.grants():
+            if grant.member is not None:
+                crew.inflight[grant.member] = crew.inflight.get(grant.member, 0) + grant.left
+            rest_ms = min(max(grant.deadline_ms - now_ms, 0), grant.duration_ms)
+            self._granting.arm(share, grant, rest_ms / 1000)
+        for one in list(ledger.open.values()):
+            if one.state == WAITING:
+                most_ms = max(share.topic.settings.retry_delay_max_ms, one.when_ms - now_ms)
+                rest_ms = min(max(one.when_ms - now_ms, 0), most_ms)
+                self._settling.wait(share, ledger, one, one.when_ms, rest_ms / 1000)
+
+    def drain(self) -> None:
+        """Before a stop: receives that wait are answered now, without records."""
+        self._has_drained = True
+        for share in self._shares:
+            for polling in list(share.waiting):
+                polling.end()
+
+    def stop(self) -> None:
+        self.drain()
+        self._rates.stop()
+        self._shares.stop()
+
+    def _now(self) -> float:
+        return self._shares.around.clock.monotonic()
+
+
+def _leases(share: Share) -> Iterator[LeaseFacts]:
+    for ledger in share.ledgers:
+        for offset in sorted(ledger.open):
+            one = ledger.open[offset]
+            grant = one.grant
+            yield LeaseFacts(
+                share.topic.name,
+                ledger.partition,
+                offset,
+                LANES[one.lane],
+                one.deliveries,
+                STATE_NAMES[one.state],
+                grant.member if grant is not None else None,
+                grant.deadline_ms if grant is not None else one.when_ms,
+            )
+
+
+def _between(name: str, value: int | None, least: int, most: int, default: int) -> int:
+    if value is None:
+        return default
+    if not least <= value <= most:
+        raise _invalid(name, f"{name} is {least} to {most}, not {value}")
+    return value
+
+
+def _invalid(parameter: str, message: str) -> ParameterInvalid:
+    return ParameterInvalid(message, parameter=parameter)
+
+
+def _pass(source: Pending[Received], target: Pending[Received]) -> None:
+    if source.error is not None:
+        target.fail(source.error)
+    else:
+        target.succeed(source.result())

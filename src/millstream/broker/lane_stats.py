@@ -1,0 +1,146 @@
+"""What is known of the lanes of each share: how much waits, how quickly it goes, how old it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from millstream.broker.delivery_values import LaneFacts
+from millstream.broker.ledger import LEASED, NORMAL
+from millstream.engine.pending import Pending, follow
+from millstream.errors import MillstreamError
+from millstream.log.batch import LANES
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from millstream.broker.ledger import Ledger
+    from millstream.broker.reading import Fetched
+    from millstream.broker.shares import Share, Shares
+
+# Rates are taken so often, and over at most so long.
+SAMPLE_SECONDS = 10.0
+
+
+class LaneRates:
+    __slots__ = ("_before", "_has_stopped", "_rates", "_shares", "_when")
+
+    def __init__(self, shares: Shares) -> None:
+        self._shares = shares
+        # At the last sample: how many records each lane of each ledger had given out.
+        self._before: dict[Ledger, list[int]] = {}
+        self._rates: dict[Ledger, list[float]] = {}
+        self._when = 0.0
+        self._has_stopped = False
+
+    def start(self) -> None:
+        self._when = self._now()
+        self._arm()
+
+    def stop(self) -> None:
+        self._has_stopped = True
+
+    def _arm(self) -> None:
+        self._shares.around.timers.after(SAMPLE_SECONDS, self._sample)
+
+    def _sample(self) -> None:
+        if self._has_stopped:
+            return
+        now = self._now()
+        passed = max(now - self._when, 1e-3)
+        self._when = now
+        before, self._before, self._rates = self._before, {}, {}
+        for share in self._shares:
+            for ledger in share.ledgers:
+                old = before.get(ledger, [0] * len(LANES))
+                self._before[ledger] = list(ledger.counts)
+                self._rates[ledger] = [
+                    (count - earlier) / passed
+                    for count, earlier in zip(ledger.counts, old, strict=True)
+                ]
+        self._arm()
+
+    def fresh_count(self, share: Share) -> int:
+        """Records that were never given out."""
+        return sum(
+            self._fresh(share, ledger, lane)
+            for ledger in share.ledgers
+            for lane in self._lanes_of(share)
+        )
+
+    def facts(self, topic: str | None) -> Pending[list[LaneFacts]]:
+        """Of every lane that a share's topic uses, by group, topic, partition and lane."""
+        return follow(self._all_facts(topic))
+
+    def _all_facts(self, topic: str | None) -> Generator[Pending[Any], Any, list[LaneFacts]]:
+        found: list[LaneFacts] = []
+        for share in list(self._shares):
+            if topic not in (None, share.topic.name):
+                continue
+            for ledger in list(share.ledgers):
+                waiting = self._shares.lanes.catch_up(share.topic, ledger.partition)
+                if waiting is not None:
+                    yield waiting
+                for lane in self._lanes_of(share):
+                    age_ms = yield from self._oldest_age_ms(share, ledger, lane)
+                    found.append(self._facts(share, ledger, lane, age_ms))
+        return found
+
+    def _oldest_age_ms(
+        self, share: Share, ledger: Ledger, lane: int
+    ) -> Generator[Pending[Any], Any, int | None]:
+        first = ledger.find_ready(lane)
+        offset = first.offset if first is not None else self._first_fresh(share, ledger, lane)
+        if offset is None or share.is_gone:
+            return None
+        reader = self._shares.around.reader
+        try:
+            fetched: Fetched = yield reader.fetch(*share.id(ledger), offset, 1, 1)
+        except MillstreamError:
+            return None
+        if not fetched.records:
+            return None
+        return max(self._shares.around.clock.wall_ms() - fetched.records[0].timestamp, 0)
+
+    def _first_fresh(self, share: Share, ledger: Ledger, lane: int) -> int | None:
+        if not self._fresh(share, ledger, lane):
+            return None
+        index = self._shares.index(share, ledger)
+        if index is None:
+            return ledger.cursor(lane)
+        run = index.next_run(lane, ledger.cursor(lane))
+        return run[0] if run is not None else None
+
+    def _lanes_of(self, share: Share) -> Iterator[int]:
+        yield from range(len(LANES)) if share.topic.uses_lanes else (NORMAL,)
+
+    def _fresh(self, share: Share, ledger: Ledger, lane: int) -> int:
+        if share.topic.uses_lanes:
+            index = self._shares.index(share, ledger)
+            return index.count(lane, ledger.cursor(lane)) if index is not None else 0
+        _, end = self._shares.around.reader.offsets(*share.id(ledger))
+        return max(end - ledger.cursor(lane), 0)
+
+    def _facts(self, share: Share, ledger: Ledger, lane: int, age_ms: int | None) -> LaneFacts:
+        mine = [one for one in ledger.open.values() if one.lane == lane]
+        inflight = sum(1 for one in mine if one.state == LEASED)
+        last = ledger.last_served[lane]
+        clock = self._shares.around.clock
+        served_ms = None
+        if last is not None:
+            served_ms = clock.wall_ms() - int((clock.monotonic() - last) * 1000)
+        rates = self._rates.get(ledger)
+        return LaneFacts(
+            share.crew.name,
+            share.topic.name,
+            ledger.partition,
+            LANES[lane],
+            len(mine) - inflight + self._fresh(share, ledger, lane),
+            inflight,
+            ledger.counts[lane],
+            round(rates[lane], 3) if rates is not None else 0.0,
+            served_ms,
+            age_ms,
+        )
+
+    def _now(self) -> float:
+        return self._shares.around.clock.monotonic()

@@ -1,0 +1,435 @@
+"""A ledger: what a group knows of one partition that it receives from by lease.
+
+Records are given out in their order, lane by lane, so a cursor and the open records below it say
+all there is to say: what is below the cursor and not open is settled. So memory grows with what is
+in flight, never with the backlog, also when one lane races ahead of another.
+
+    cursor    the next record that was never given out; one for all lanes, or one for each
+    open      ready     was given back, or its time came: goes out next
+              leased    a worker has it, until its grant's deadline
+              waiting   failed, comes back after a while
+              held      passed by, because another record of its key is open
+              leaving   failed for good, on its way to the dead letters
+
+Nothing here waits, reads or writes: `delivery` does, and tells the ledger when it is durable.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+from millstream.broker import lease_events as events
+from millstream.broker.lease_events import OpenRecord
+from millstream.log.batch import LANES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from millstream.broker.delivery_values import LeaseState
+    from millstream.broker.lease_journal import LeaseJournal
+    from millstream.broker.wheel import Timer
+
+NORMAL = LANES.index("normal")
+# How many open records one event of a state has: far below the largest batch.
+OPENS_MAX = 1000
+
+READY, LEASED, WAITING, HELD, LEAVING = range(5)
+# No receipt has it.
+LEFT_NONCE = "-"
+# What is said of a failure that nobody told us of.
+RAN_OUT = "the visibility timeout ran out"
+STATE_NAMES: tuple[LeaseState, ...] = ("ready", "leased", "waiting", "waiting", "waiting")
+
+
+class Grant:
+    """What one receive got of one partition; its records run out together."""
+
+    __slots__ = (
+        "deadline_ms",
+        "duration_ms",
+        "ledger",
+        "left",
+        "member",
+        "nonce",
+        "opens",
+        "timer",
+    )
+
+    def __init__(
+        self, ledger: Ledger, nonce: str, member: str | None, duration_ms: int, deadline_ms: int
+    ) -> None:
+        self.ledger = ledger
+        self.nonce = nonce
+        self.member = member
+        self.duration_ms = duration_ms
+        self.deadline_ms = deadline_ms
+        self.opens: list[Open] = []
+        # How many of them are still leased under it.
+        self.left = 0
+        self.timer: Timer | None = None
+
+
+class Failure:
+    """Why, and since when, a record comes back."""
+
+    __slots__ = ("error", "first_ms", "last_ms")
+
+    def __init__(self, first_ms: int, last_ms: int, error: str) -> None:
+        self.first_ms = first_ms
+        self.last_ms = last_ms
+        self.error = error
+
+
+class Open:
+    """A record below the cursor that is not settled."""
+
+    __slots__ = (
+        "deliveries",
+        "failure",
+        "grant",
+        "is_busy",
+        "key",
+        "lane",
+        "offset",
+        "state",
+        "timer",
+        "when_ms",
+    )
+
+    def __init__(self, offset: int, lane: int, key: int = 0) -> None:
+        self.offset = offset
+        self.lane = lane
+        self.key = key
+        self.deliveries = 0
+        self.state = READY
+        # What was decided about it is not durable yet: nobody else may decide.
+        self.is_busy = False
+        self.grant: Grant | None = None
+        self.failure: Failure | None = None
+        self.when_ms = 0
+        self.timer: Timer | None = None
+
+
+class Ledger:
+    __slots__ = (
+        "anchor",
+        "counts",
+        "cursors",
+        "epoch",
+        "group",
+        "is_reading",
+        "journal",
+        "keys",
+        "last_served",
+        "needs_state",
+        "number",
+        "open",
+        "partition",
+        "ready",
+        "topic",
+        "unnoted",
+        "version",
+    )
+
+    def __init__(self, group: str, topic: bytes, partition: int, cursor: int) -> None:
+        self.group = group
+        # By its UUID.
+        self.topic = topic
+        self.partition = partition
+        self.cursors = [cursor]
+        self.open: dict[int, Open] = {}
+        # Offsets that are ready, by lane; some may be settled or taken since.
+        self.ready: list[list[int]] = [[] for _ in LANES]
+        # Keys of open records, where order is kept: the one that may go out, then those held.
+        self.keys: dict[int, deque[Open]] = {}
+        # Raised when all leases end at once, so that who waits for a read notices.
+        self.epoch = 0
+        # Somebody reads at the cursor; whoever else wants to waits for that.
+        self.is_reading = False
+        # Records that the cursor passed, for receives that have not noted it: whoever notes a
+        # later cursor first must write the whole state, or a crash would lose them.
+        self.unnoted = 0
+        self.counts = [0] * len(LANES)
+        self.last_served: list[float | None] = [None] * len(LANES)
+        # Of the journal: where the newest state is, and whether the next event needs one first.
+        self.journal: LeaseJournal | None = None
+        self.number = 0
+        self.version = 0
+        self.anchor = -1
+        self.needs_state = True
+
+    # ---- looking
+
+    def cursor(self, lane: int) -> int:
+        return self.cursors[lane] if len(self.cursors) > 1 else self.cursors[0]
+
+    @property
+    def first_cursor(self) -> int:
+        """Of the lane that is furthest behind."""
+        return min(self.cursors)
+
+    def first_open(self) -> int | None:
+        return min(self.open) if self.open else None
+
+    def find_ready(self, lane: int) -> Open | None:
+        """The first that is ready, if any."""
+        heap = self.ready[lane]
+        while heap:
+            found = self.open.get(heap[0])
+            if found is not None and found.state == READY and not found.is_busy:
+                return found
+            heappop(heap)
+        return None
+
+    def take_ready(self, lane: int, count: int) -> list[Open]:
+        """Up to so many of them, in their order, busy from now on."""
+        taken: list[Open] = []
+        heap = self.ready[lane]
+        while len(taken) < count:
+            found = self.find_ready(lane)
+            if found is None:
+                break
+            heappop(heap)
+            found.is_busy = True
+            taken.append(found)
+        return taken
+
+    def ready_count(self) -> int:
+        return sum(1 for one in self.open.values() if one.state == READY)
+
+    # ---- changing
+
+    def use_lanes(self) -> None:
+        """From now on each lane has a cursor of its own."""
+        if len(self.cursors) == 1:
+            self.cursors *= len(LANES)
+
+    def move_cursor(self, lane: int, offset: int) -> None:
+        at = lane if len(self.cursors) > 1 else 0
+        self.cursors[at] = max(self.cursors[at], offset)
+
+    def jump(self, offset: int) -> None:
+        """Past what is not there any more."""
+        self.cursors = [max(cursor, offset) for cursor in self.cursors]
+
+    def add(self, offset: int, lane: int, key: int = 0) -> Open:
+        """A record that the cursor passes. With a key it may have to wait for another."""
+        one = self.open[offset] = Open(offset, lane, key)
+        self.unnoted += 1
+        if key:
+            line = self.keys.get(key)
+            if line is None:
+                self.keys[key] = deque((one,))
+            else:
+                one.state = HELD
+                line.append(one)
+        return one
+
+    def lease(self, one: Open, grant: Grant) -> None:
+        one.state = LEASED
+        one.grant = grant
+        one.deliveries += 1
+        grant.opens.append(one)
+        grant.left += 1
+
+    def make_ready(self, one: Open) -> None:
+        one.grant = None
+        one.is_busy = False
+        one.state = READY
+        heappush(self.ready[one.lane], one.offset)
+
+    def remove(self, one: Open) -> Open | None:
+        """Settled for good. Answers the record of its key that is ready for it, if any."""
+        if self.open.pop(one.offset, None) is None:
+            return None
+        one.grant = None
+        line = self.keys.get(one.key) if one.key else None
+        if line is None:
+            return None
+        if line[0] is not one:
+            line.remove(one)
+            return None
+        line.popleft()
+        if not line:
+            del self.keys[one.key]
+            return None
+        self.make_ready(line[0])
+        return line[0]
+
+    def clear(self, cursor: int) -> list[Open]:
+        """Begin anew at an offset. Answers what was open."""
+        gone = list(self.open.values())
+        self.cursors = [cursor]
+        self.open = {}
+        self.ready = [[] for _ in LANES]
+        self.keys = {}
+        self.unnoted = 0
+        self.epoch += 1
+        self.needs_state = True
+        return gone
+
+    def clamp(self, end: int) -> bool:
+        """Nothing may lie past the end of what recovery has found; whether something did."""
+        past = [one for one in self.open.values() if one.offset >= end]
+        if not past and max(self.cursors) <= end:
+            return False
+        for one in past:
+            self.remove(one)
+        self.cursors = [min(cursor, end) for cursor in self.cursors]
+        self.needs_state = True
+        return True
+
+    # ---- events
+
+    def state_events(self) -> Iterator[events.Event]:
+        """All that there is, as a restart is to find it."""
+        yield events.State(
+            self.number, self.version, self.group, self.topic, self.partition, self.cursors
+        )
+        records = [_recorded(one) for one in self.open.values()]
+        for first in range(0, len(records), OPENS_MAX):
+            yield events.Opens(self.number, records[first : first + OPENS_MAX])
+
+    def granted(self, grant: Grant, taken: Sequence[Open], held: Iterable[Open]) -> events.Granted:
+        runs: list[int] = []
+        last = deliveries = lane = -2
+        for one in taken:
+            if one.offset == last + 1 and one.deliveries == deliveries and one.lane == lane:
+                runs[-3] += 1
+            else:
+                deliveries, lane = one.deliveries, one.lane
+                runs += (one.offset, 1, deliveries, lane)
+            last = one.offset
+        keys = [one.key for one in taken] if self.keys else []
+        passed = [number for one in held for number in (one.offset, one.lane, one.key)]
+        return events.Granted(
+            self.number,
+            grant.nonce,
+            grant.member,
+            grant.duration_ms,
+            grant.deadline_ms,
+            self.cursors,
+            runs,
+            keys,
+            passed,
+        )
+
+    def apply(self, event: events.Event) -> None:
+        """At a start, in the order of the journal. Leases are armed later, when all is read."""
+        match event:
+            case events.Opens():
+                for record in event.records:
+                    self._restore(record)
+            case events.Granted():
+                self._apply_grant(event)
+            case events.Done():
+                for offset, _ in events.offsets_of(event.runs):
+                    self.open.pop(offset, None)
+            case events.Returned():
+                for offset, at in events.offsets_of(event.runs, 3):
+                    one = self._opened(offset)
+                    one.grant, one.state, one.when_ms = None, READY, 0
+                    one.deliveries = event.runs[at + 2]
+            case events.Retried():
+                one = self._opened(event.offset)
+                one.grant, one.state, one.when_ms = None, WAITING, event.when_ms
+                one.deliveries = event.deliveries
+                one.failure = Failure(event.first_failure_ms, event.last_failure_ms, event.error)
+            case events.Extended():
+                self._apply_extended(event)
+            case _:
+                raise AssertionError(event)
+
+    def _apply_grant(self, event: events.Granted) -> None:
+        grant = Grant(self, event.nonce, event.member, event.duration_ms, event.deadline_ms)
+        runs, keys = event.runs, event.keys
+        for at, (offset, run) in enumerate(events.offsets_of(runs, 4)):
+            one = self._opened(offset, runs[run + 3], keys[at] if keys else 0)
+            before = one.grant
+            if before is not None and before.nonce != grant.nonce:
+                # Nobody gave it back, so that lease ran out.
+                ran_out_ms = before.deadline_ms
+                first_ms = one.failure.first_ms if one.failure is not None else ran_out_ms
+                one.failure = Failure(first_ms, ran_out_ms, RAN_OUT)
+            one.state, one.grant, one.deliveries = LEASED, grant, runs[run + 2]
+            grant.opens.append(one)
+        held = event.held
+        for at in range(0, len(held), 3):
+            self._opened(*held[at : at + 3])
+        self.cursors = event.cursors
+
+    def _apply_extended(self, event: events.Extended) -> None:
+        """Those that have one deadline now are one grant."""
+        grants: dict[tuple[str, str | None], Grant] = {}
+        for offset, _ in events.offsets_of(event.runs):
+            one = self.open.get(offset)
+            if one is None or one.grant is None:
+                continue
+            name = (one.grant.nonce, one.grant.member)
+            grant = grants.get(name)
+            if grant is None:
+                grant = grants[name] = Grant(self, *name, event.duration_ms, event.deadline_ms)
+            one.grant = grant
+            grant.opens.append(one)
+
+    def _opened(self, offset: int, lane: int = NORMAL, key: int = 0) -> Open:
+        one = self.open.get(offset)
+        if one is None:
+            one = self.open[offset] = Open(offset, lane, key)
+        return one
+
+    def _restore(self, record: OpenRecord) -> None:
+        one = self.open[record.offset] = Open(record.offset, record.lane, record.key)
+        one.deliveries = record.deliveries
+        if record.first_failure_ms:
+            one.failure = Failure(record.first_failure_ms, record.last_failure_ms, record.error)
+        if record.nonce:
+            grant = Grant(self, record.nonce, record.member, record.duration_ms, record.when_ms)
+            grant.opens.append(one)
+            one.state, one.grant = LEASED, grant
+        elif record.when_ms:
+            one.state, one.when_ms = WAITING, record.when_ms
+
+    def loaded(self) -> None:
+        """All events are applied: find what is ready, and whose turn it is within each key."""
+        self.keys = {}
+        self.ready = [[] for _ in LANES]
+        for offset in sorted(self.open):
+            one = self.open[offset]
+            if one.key:
+                line = self.keys.setdefault(one.key, deque())
+                line.append(one)
+                if line[0] is not one:
+                    one.state, one.grant = HELD, None
+                    continue
+            if one.state == READY:
+                heappush(self.ready[one.lane], offset)
+
+    def grants(self) -> list[Grant]:
+        """Those that have leased records, at a start: each with just those."""
+        found: dict[Grant, list[Open]] = {}
+        for one in self.open.values():
+            if one.grant is not None:
+                found.setdefault(one.grant, []).append(one)
+        for grant, opens in found.items():
+            grant.opens, grant.left = opens, len(opens)
+        return list(found)
+
+
+def _recorded(one: Open) -> OpenRecord:
+    grant, failure = one.grant, one.failure
+    first_ms, last_ms, error = (0, 0, "")
+    if failure is not None:
+        first_ms, last_ms, error = failure.first_ms, failure.last_ms, failure.error
+    if one.state == LEAVING:
+        # As a lease that ran out: whoever reads this tries again.
+        lease: tuple[str, str | None, int, int] = (LEFT_NONCE, None, 1, 1)
+    elif grant is not None:
+        lease = (grant.nonce, grant.member, grant.duration_ms, grant.deadline_ms)
+    else:
+        lease = ("", None, 0, one.when_ms if one.state == WAITING else 0)
+    return OpenRecord(
+        one.offset, one.lane, one.deliveries, one.key, *lease, first_ms, last_ms, error
+    )

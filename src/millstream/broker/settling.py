@@ -1,0 +1,636 @@
+"""Settling: how deliveries end, told by a worker or by the clock.
+
+What a worker says is checked at once, noted in the journal of leases, and takes effect when that
+is durable; until then the record is busy, and nobody else can settle it. A record whose lease runs
+out comes back without a word in the journal: the deadline is there already.
+
+A record that failed for good goes to the dead letters in one append with its settling. While the
+group's breaker is open it is retried later instead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import structlog
+
+from millstream.broker import lease_events as events
+from millstream.broker.deadletters import DeadFacts, DeadLetter, is_dead_letter_topic
+from millstream.broker.delivery_values import (
+    ERROR_TEXT_MAX,
+    Settle,
+    Settled,
+    parse_receipt,
+)
+from millstream.broker.ledger import (
+    LEASED,
+    LEAVING,
+    RAN_OUT,
+    WAITING,
+    Failure,
+    Grant,
+    Ledger,
+    Open,
+)
+from millstream.broker.topic_settings import VISIBILITY_MS_MIN
+from millstream.engine.pending import Pending, follow
+from millstream.errors import (
+    MillstreamError,
+    ParameterInvalid,
+    ReceiptStale,
+    ReceiptUnknown,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+    from millstream.broker.deadletters import DeadLetters
+    from millstream.broker.delivery_values import Outcome, Reason, Receipt
+    from millstream.broker.granting import Granting
+    from millstream.broker.shares import Share, Shares
+    from millstream.broker.topic_settings import TopicSettings
+
+# A record that could not be brought to the dead letters is tried again after so long.
+AGAIN_SECONDS = 1.0
+
+
+class _Failed(NamedTuple):
+    """A record that a worker gave up, and where its result belongs."""
+
+    at: int
+    one: Open
+    settle: Settle
+
+
+class _Work:
+    """What a request does to one ledger."""
+
+    __slots__ = ("acked", "extended", "failed", "ledger", "released", "share")
+
+    def __init__(self, share: Share, ledger: Ledger) -> None:
+        self.share = share
+        self.ledger = ledger
+        self.acked: list[tuple[int, Open]] = []
+        self.released: list[tuple[int, Open]] = []
+        self.extended: dict[int, list[tuple[int, Open]]] = {}
+        self.failed: list[_Failed] = []
+
+
+class _Request:
+    """One settle request: done when each of its parts is."""
+
+    __slots__ = ("_left", "pending", "results", "settles")
+
+    def __init__(self, settles: Sequence[Settle]) -> None:
+        self.settles = settles
+        self.results: list[Settled | None] = [None] * len(settles)
+        self.pending: Pending[list[Settled]] = Pending()
+        self._left = 1
+
+    def refuse(self, at: int, error: MillstreamError) -> None:
+        self.results[at] = Settled(self.settles[at].receipt, None, 0, error)
+
+    def say(self, at: int, outcome: Outcome, when_ms: int = 0) -> None:
+        self.results[at] = Settled(self.settles[at].receipt, outcome, when_ms)
+
+    def after(self, part: Pending[Any], done: Callable[[BaseException | None], None]) -> None:
+        self._left += 1
+
+        def one_done(one: Pending[Any]) -> None:
+            try:
+                done(one.error)
+            finally:
+                self.part_done()
+
+        part.then(one_done)
+
+    def part_done(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self.pending.succeed([one for one in self.results if one is not None])
+
+    def fail_parts(self, parts: Sequence[int], error: BaseException) -> None:
+        for at in parts:
+            if isinstance(error, MillstreamError):
+                self.refuse(at, error)
+            else:
+                self.refuse(at, MillstreamError(f"settling failed: {error!r}"))
+
+
+class Settling:
+    __slots__ = ("_dead_letters", "_granting", "_shares")
+
+    def __init__(self, shares: Shares, dead_letters: DeadLetters) -> None:
+        self._shares = shares
+        self._dead_letters = dead_letters
+        self._granting: Granting | None = None
+
+    def grant_by(self, granting: Granting) -> None:
+        self._granting = granting
+
+    @property
+    def granting(self) -> Granting:
+        assert self._granting is not None
+        return self._granting
+
+    # ---- a request
+
+    def settle(self, settles: Sequence[Settle], group: str | None) -> Pending[list[Settled]]:
+        request = _Request(settles)
+        works: dict[Ledger, _Work] = {}
+        found: tuple[str, str, Share] | None = None
+        for at, settle in enumerate(settles):
+            try:
+                receipt = parse_receipt(settle.receipt)
+                if found is None or found[:2] != (receipt.group, receipt.topic):
+                    found = (receipt.group, receipt.topic, self._share(receipt, settle, group))
+                share = found[2]
+                one, ledger = self._open(share, receipt, settle)
+                work = works.get(ledger)
+                if work is None:
+                    work = works[ledger] = _Work(share, ledger)
+                self._sort(work, at, one, settle)
+            except MillstreamError as error:
+                request.refuse(at, error)
+                if found is not None:
+                    found[2].crew.counts.refused += 1
+                continue
+            one.is_busy = True
+        for work in works.values():
+            self._do(request, work)
+        request.part_done()
+        return request.pending
+
+    def _share(self, receipt: Receipt, settle: Settle, group: str | None) -> Share:
+        share = self._shares.find(receipt.group, receipt.topic)
+        if share is None or (group is not None and group != receipt.group):
+            raise _unknown(settle.receipt)
+        return share
+
+    def _open(self, share: Share, receipt: Receipt, settle: Settle) -> tuple[Open, Ledger]:
+        if receipt.partition >= len(share.ledgers):
+            raise _unknown(settle.receipt)
+        ledger = share.ledgers[receipt.partition]
+        one = ledger.open.get(receipt.offset)
+        if one is None:
+            if receipt.offset < max(ledger.cursors):
+                raise _stale(settle.receipt)
+            raise _unknown(settle.receipt)
+        grant = one.grant
+        # A release takes the count back, so a receipt may have one more than the record has now.
+        if receipt.deliveries > one.deliveries + 1:
+            raise _unknown(settle.receipt)
+        is_its_own = (
+            grant is not None
+            and one.state == LEASED
+            and one.deliveries == receipt.deliveries
+            and grant.nonce == receipt.nonce
+        )
+        if one.is_busy or not is_its_own:
+            raise _stale(settle.receipt)
+        return one, ledger
+
+    def _sort(self, work: _Work, at: int, one: Open, settle: Settle) -> None:
+        options = self._shares.options
+        match settle.kind:
+            case "ack":
+                work.acked.append((at, one))
+            case "release":
+                work.released.append((at, one))
+            case "extend":
+                assert one.grant is not None
+                duration_ms = settle.visibility_ms
+                if duration_ms is None:
+                    duration_ms = one.grant.duration_ms
+                check_visibility(duration_ms, options.visibility_max_ms)
+                work.extended.setdefault(duration_ms, []).append((at, one))
+            case "nack" | "reject":
+                delay_ms = settle.delay_ms
+                if delay_ms is not None and not 0 <= delay_ms <= options.retry_delay_max_ms:
+                    raise ParameterInvalid(
+                        f"a delay is 0 to {options.retry_delay_max_ms} ms, not {delay_ms}",
+                        parameter="delay",
+                    )
+                work.failed.append(_Failed(at, one, settle))
+
+    def _do(self, request: _Request, work: _Work) -> None:
+        if work.acked:
+            self._ack(request, work)
+        if work.released:
+            self._release(request, work)
+        for duration_ms, extended in work.extended.items():
+            self._extend(request, work, duration_ms, extended)
+        if work.failed:
+            self._fail(request, work)
+
+    # ---- ack, release, extend
+
+    def _ack(self, request: _Request, work: _Work) -> None:
+        share, ledger, acked = work.share, work.ledger, work.acked
+        epoch = ledger.epoch
+
+        def done(error: BaseException | None) -> None:
+            if error is not None:
+                request.fail_parts([at for at, _ in acked], error)
+                self._put_back(share, ledger, epoch, [one for _, one in acked])
+                return
+            for at, _ in acked:
+                request.say(at, "acked")
+            share.crew.counts.acked += len(acked)
+            share.crew.breaker.settled(self._now(), succeeded=len(acked))
+            if ledger.epoch == epoch:
+                self._gone(share, ledger, [one for _, one in acked])
+
+        request.after(self._note_done(share, ledger, [one for _, one in acked]), done)
+
+    def _release(self, request: _Request, work: _Work) -> None:
+        share, ledger, released = work.share, work.ledger, work.released
+        epoch = ledger.epoch
+
+        def done(error: BaseException | None) -> None:
+            if error is not None:
+                request.fail_parts([at for at, _ in released], error)
+                self._put_back(share, ledger, epoch, [one for _, one in released])
+                return
+            for at, _ in released:
+                request.say(at, "released")
+            share.crew.counts.released += len(released)
+            self._released(share, ledger, epoch, [one for _, one in released])
+
+        pending = self._note_returned(share, ledger, [one for _, one in released])
+        request.after(pending, done)
+
+    def _note_returned(self, share: Share, ledger: Ledger, ones: list[Open]) -> Pending[None]:
+        runs: list[int] = []
+        for one in sorted(ones, key=_offset):
+            runs += (one.offset, 1, one.deliveries - 1)
+        journal = self._shares.journal(share, ledger)
+        return journal.note(ledger, events.Returned(ledger.number, runs), len(ones))
+
+    def _released(self, share: Share, ledger: Ledger, epoch: int, ones: list[Open]) -> None:
+        if ledger.epoch != epoch:
+            return
+        for one in ones:
+            self._shares.end_lease(share.crew, one)
+            one.deliveries -= 1
+            ledger.make_ready(one)
+        share.news()
+
+    def _extend(
+        self,
+        request: _Request,
+        work: _Work,
+        duration_ms: int,
+        extended: list[tuple[int, Open]],
+    ) -> None:
+        share, ledger = work.share, work.ledger
+        epoch = ledger.epoch
+        deadline_ms = self._shares.around.clock.wall_ms() + duration_ms
+        offsets = sorted(one.offset for _, one in extended)
+        event = events.Extended(ledger.number, deadline_ms, duration_ms, events.runs_of(offsets))
+        journal = self._shares.journal(share, ledger)
+
+        def done(error: BaseException | None) -> None:
+            ones = [one for _, one in extended]
+            if error is not None:
+                request.fail_parts([at for at, _ in extended], error)
+                self._put_back(share, ledger, epoch, ones)
+                return
+            for at, _ in extended:
+                request.say(at, "extended", deadline_ms)
+            share.crew.counts.extended += len(ones)
+            if ledger.epoch == epoch:
+                self._prolong(share, ledger, ones, duration_ms, deadline_ms)
+
+        request.after(journal.note(ledger, event, len(offsets)), done)
+
+    def _prolong(
+        self, share: Share, ledger: Ledger, ones: list[Open], duration_ms: int, deadline_ms: int
+    ) -> None:
+        """Those of one grant become a grant of their own."""
+        grants: dict[Grant, Grant] = {}
+        for one in ones:
+            old = one.grant
+            one.is_busy = False
+            if old is None:
+                continue
+            new = grants.get(old)
+            if new is None:
+                new = Grant(ledger, old.nonce, old.member, duration_ms, deadline_ms)
+                grants[old] = new
+                rest = (deadline_ms - self._shares.around.clock.wall_ms()) / 1000
+                self.granting.arm(share, new, min(max(rest, 0.0), duration_ms / 1000))
+            one.grant = new
+            new.opens.append(one)
+            new.left += 1
+            old.left -= 1
+            if old.left == 0 and old.timer is not None:
+                self._shares.around.timers.cancel(old.timer)
+                old.timer = None
+
+    # ---- failures
+
+    def _fail(self, request: _Request, work: _Work) -> None:
+        """Nacks come back after a while; the last one, and rejects, go to the dead letters."""
+        share, ledger = work.share, work.ledger
+        settings = share.topic.settings
+        now_ms = self._shares.around.clock.wall_ms()
+        again: list[tuple[_Failed, int]] = []
+        last: list[_Failed] = []
+        counts = share.crew.counts
+        for failed in work.failed:
+            settle, one = failed.settle, failed.one
+            _note_failure(one, now_ms, settle.error[:ERROR_TEXT_MAX] or settle.kind)
+            if settle.kind == "reject":
+                counts.rejected += 1
+                last.append(failed)
+            else:
+                counts.nacked += 1
+                if one.deliveries >= settings.deliveries_max:
+                    last.append(failed)
+                else:
+                    delay_ms = settle.delay_ms
+                    if delay_ms is None:
+                        delay_ms = backoff_ms(settings, one.deliveries)
+                    again.append((failed, now_ms + delay_ms))
+        share.crew.breaker.settled(self._now(), failed=len(work.failed))
+        if again:
+            self._retry(request, share, ledger, again)
+        for reason, kind in (("rejected", "reject"), ("deliveries", "nack")):
+            ones = [failed for failed in last if failed.settle.kind == kind]
+            if ones:
+                self._end(request, share, ledger, ones, reason)  # type: ignore[arg-type]
+
+    def _retry(
+        self, request: _Request, share: Share, ledger: Ledger, again: list[tuple[_Failed, int]]
+    ) -> None:
+        epoch = ledger.epoch
+        ones = [failed.one for failed, _ in again]
+
+        def done(error: BaseException | None) -> None:
+            if error is not None:
+                request.fail_parts([failed.at for failed, _ in again], error)
+                self._put_back(share, ledger, epoch, ones)
+                return
+            for failed, when_ms in again:
+                request.say(failed.at, "retried", when_ms)
+            if ledger.epoch == epoch:
+                self._wait(share, ledger, [(failed.one, when) for failed, when in again])
+
+        whens = [(failed.one, when_ms) for failed, when_ms in again]
+        request.after(self._note_retried(share, ledger, whens), done)
+
+    def _note_retried(
+        self, share: Share, ledger: Ledger, ones: list[tuple[Open, int]]
+    ) -> Pending[None]:
+        journal = self._shares.journal(share, ledger)
+        pending: Pending[None] = Pending.of(None)
+        for one, when_ms in ones:
+            failure = one.failure
+            assert failure is not None
+            event = events.Retried(
+                ledger.number,
+                one.offset,
+                one.deliveries,
+                when_ms,
+                failure.first_ms,
+                failure.last_ms,
+                failure.error,
+            )
+            pending = journal.note(ledger, event, 1)
+        # All are part of one append.
+        return pending
+
+    def _wait(self, share: Share, ledger: Ledger, ones: list[tuple[Open, int]]) -> None:
+        now_ms = self._shares.around.clock.wall_ms()
+        for one, when_ms in ones:
+            self._shares.end_lease(share.crew, one)
+            self.wait(share, ledger, one, when_ms, (when_ms - now_ms) / 1000)
+        share.news()
+
+    def wait(self, share: Share, ledger: Ledger, one: Open, when_ms: int, seconds: float) -> None:
+        """It comes back after a while, on the monotonic clock; now, when there is none left."""
+        one.is_busy = False
+        one.state = WAITING
+        one.when_ms = when_ms
+        if seconds <= 0:
+            ledger.make_ready(one)
+            return
+        one.timer = self._shares.around.timers.after(
+            seconds, lambda: self._come_back(share, ledger, one)
+        )
+
+    def _come_back(self, share: Share, ledger: Ledger, one: Open) -> None:
+        one.timer = None
+        if ledger.open.get(one.offset) is one and one.state == WAITING:
+            ledger.make_ready(one)
+            share.news()
+
+    def expire(self, share: Share, grant: Grant) -> None:
+        """The time of a grant is over: what was not settled comes back, or was the last try."""
+        grant.timer = None
+        ledger = grant.ledger
+        if share.is_gone:
+            return
+        ones = [one for one in grant.opens if one.grant is grant and not one.is_busy]
+        self._ran_out(share, ledger, ones)
+
+    def _ran_out(self, share: Share, ledger: Ledger, ones: list[Open]) -> None:
+        if not ones:
+            return
+        most = share.topic.settings.deliveries_max
+        share.crew.counts.timeouts += len(ones)
+        share.crew.breaker.settled(self._now(), failed=len(ones))
+        last: list[Open] = []
+        for one in ones:
+            grant = one.grant
+            assert grant is not None
+            _note_failure(one, grant.deadline_ms, RAN_OUT)
+            self._shares.end_lease(share.crew, one)
+            if one.deliveries >= most:
+                one.state = LEAVING
+                last.append(one)
+            else:
+                ledger.make_ready(one)
+        if last:
+            self._bury_later(share, ledger, last)
+        share.news()
+
+    def _bury_later(self, share: Share, ledger: Ledger, ones: list[Open]) -> None:
+        epoch = ledger.epoch
+
+        def done(buried: Pending[Any]) -> None:
+            if buried.error is None or ledger.epoch != epoch or share.is_gone:
+                return
+            _logger().warning(
+                "records not brought to the dead letters; tried again",
+                topic=share.topic.name,
+                group=ledger.group,
+                records=len(ones),
+                error=str(buried.error),
+            )
+            left = [one for one in ones if ledger.open.get(one.offset) is one]
+            self._shares.around.timers.after(
+                AGAIN_SECONDS, lambda: self._bury_again(share, ledger, epoch, left)
+            )
+
+        follow(self._bury(share, ledger, ones, "deliveries")).then(done)
+
+    def _bury_again(self, share: Share, ledger: Ledger, epoch: int, ones: list[Open]) -> None:
+        if ones and ledger.epoch == epoch and not share.is_gone:
+            self._bury_later(share, ledger, ones)
+
+    def _end(
+        self,
+        request: _Request,
+        share: Share,
+        ledger: Ledger,
+        failed: list[_Failed],
+        reason: Reason,
+    ) -> None:
+        epoch = ledger.epoch
+        ones = [one.one for one in failed]
+        buried = follow(self._bury(share, ledger, ones, reason))
+
+        def done(error: BaseException | None) -> None:
+            if error is not None:
+                request.fail_parts([one.at for one in failed], error)
+                self._put_back(share, ledger, epoch, ones)
+                return
+            outcome, when_ms = buried.result()
+            for one in failed:
+                request.say(one.at, outcome, when_ms)
+
+        request.after(buried, done)
+
+    # ---- dead letters
+
+    def _bury(
+        self, share: Share, ledger: Ledger, ones: list[Open], reason: Reason
+    ) -> Generator[Pending[Any], Any, tuple[Outcome, int]]:
+        """What becomes of records that failed for good, and when they come back if they do."""
+        epoch, topic, counts = ledger.epoch, share.topic, share.crew.counts
+        if is_dead_letter_topic(topic.name) or not topic.settings.dead_letters:
+            yield self._note_done(share, ledger, ones)
+            if is_dead_letter_topic(topic.name):
+                counts.parked += len(ones)
+                outcome: Outcome = "parked"
+            else:
+                counts.dropped += len(ones)
+                outcome = "dropped"
+                _logger().warning(
+                    "records dropped: their topic has no dead letters",
+                    topic=topic.name,
+                    group=ledger.group,
+                    records=len(ones),
+                )
+            if ledger.epoch == epoch:
+                self._gone(share, ledger, ones)
+            return outcome, 0
+        if share.crew.breaker.is_open(self._now()):
+            when_ms = self._shares.around.clock.wall_ms() + topic.settings.retry_delay_max_ms
+            yield self._note_retried(share, ledger, [(one, when_ms) for one in ones])
+            if ledger.epoch == epoch:
+                self._wait(share, ledger, [(one, when_ms) for one in ones])
+            return "retried", when_ms
+        dlq = yield self._dead_letters.ensure(topic)
+        offsets = sorted(one.offset for one in ones)
+        found = yield from self.granting.records(share, ledger, offsets)
+        if ledger.epoch != epoch:
+            return "dead", 0
+        letters = [
+            DeadLetter(ledger.partition, found[one.offset], one.lane, _facts(ledger, one, reason))
+            for one in sorted(ones, key=_offset)
+            if one.offset in found
+        ]
+        event = events.Done(ledger.number, events.runs_of(offsets))
+        journal = self._shares.journal(share, ledger)
+        if letters:
+            entries = self._dead_letters.entries(topic, dlq, letters)
+            yield journal.note_with(ledger, event, entries)
+        else:
+            yield journal.note(ledger, event, len(ones))
+        counts.dead += len(letters)
+        counts.expired += len(ones) - len(letters)
+        if ledger.epoch == epoch:
+            self._gone(share, ledger, ones)
+        return "dead", 0
+
+    # ---- what all of them do
+
+    def _note_done(self, share: Share, ledger: Ledger, ones: list[Open]) -> Pending[None]:
+        offsets = sorted([one.offset for one in ones])
+        event = events.Done(ledger.number, events.runs_of(offsets))
+        return self._shares.journal(share, ledger).note(ledger, event, len(ones))
+
+    def _gone(self, share: Share, ledger: Ledger, ones: list[Open]) -> None:
+        """They are settled for good, and that is durable."""
+        end_lease, crew = self._shares.end_lease, share.crew
+        is_news = bool(share.waiting)
+        for one in ones:
+            end_lease(crew, one)
+            if ledger.remove(one) is not None:
+                is_news = True
+        self._shares.moved(share, ledger)
+        if is_news:
+            share.news()
+
+    def _put_back(self, share: Share, ledger: Ledger, epoch: int, ones: list[Open]) -> None:
+        """What was said could not be kept: leased as before, unless that ran out meanwhile."""
+        if ledger.epoch != epoch:
+            return
+        over: list[Open] = []
+        for one in ones:
+            one.is_busy = False
+            if one.grant is not None and one.grant.timer is None:
+                over.append(one)
+        self._ran_out(share, ledger, over)
+
+    def _now(self) -> float:
+        return self._shares.around.clock.monotonic()
+
+
+def backoff_ms(settings: TopicSettings, deliveries: int) -> int:
+    """After the first failure once the delay, then twice as long each time, up to the most."""
+    doubled = settings.retry_delay_ms << min(deliveries - 1, 40)
+    return min(doubled, settings.retry_delay_max_ms)
+
+
+def check_visibility(duration_ms: int, most_ms: int) -> None:
+    if not VISIBILITY_MS_MIN <= duration_ms <= most_ms:
+        raise ParameterInvalid(
+            f"a visibility timeout is {VISIBILITY_MS_MIN} to {most_ms} ms, not {duration_ms}",
+            parameter="visibility",
+        )
+
+
+def _note_failure(one: Open, now_ms: int, error: str) -> None:
+    first_ms = one.failure.first_ms if one.failure is not None else now_ms
+    one.failure = Failure(first_ms, now_ms, error)
+
+
+def _facts(ledger: Ledger, one: Open, reason: Reason) -> DeadFacts:
+    failure = one.failure
+    assert failure is not None
+    return DeadFacts(
+        ledger.group, one.deliveries, reason, failure.error, failure.first_ms, failure.last_ms
+    )
+
+
+def _offset(one: Open) -> int:
+    return one.offset
+
+
+def _stale(receipt: str) -> ReceiptStale:
+    return ReceiptStale(
+        "the lease ran out or was settled; the record may be somebody else's now", receipt=receipt
+    )
+
+
+def _unknown(receipt: str) -> ReceiptUnknown:
+    return ReceiptUnknown("nobody in this group was given such a receipt", receipt=receipt)
+
+
+def _logger() -> structlog.stdlib.BoundLogger:
+    logger: structlog.stdlib.BoundLogger = structlog.get_logger("millstream.broker")
+    return logger

@@ -1,0 +1,545 @@
+"""Shares: topics that groups receive from by lease, and who waits for records of them.
+
+A share is a group's part in a topic: a ledger for each partition. Where a group stands in a
+partition is its first record that is not settled. That is also its committed offset: it is written
+there a moment later, and before anybody looks at the offsets of groups.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from millstream.broker.breaker import Breaker
+from millstream.broker.delivery_values import DeliveryCounts, DeliveryOptions
+from millstream.broker.group_values import Commit, check_group_name
+from millstream.broker.lanes import LaneTurns
+from millstream.broker.lease_journal import LeaseJournal
+from millstream.broker.ledger import LEASED, WAITING, Ledger, Open
+from millstream.engine.pending import Pending, follow
+from millstream.errors import (
+    GroupUsesLeases,
+    GroupUsesOffsets,
+    LeasesRefused,
+    MillstreamError,
+    TopicUnknown,
+)
+from millstream.log.batch import LANES
+from millstream.log.partition import FsyncMode, PartitionId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+
+    from millstream.broker.delivery_values import LeaseStart, Received
+    from millstream.broker.group_offsets import GroupOffsets
+    from millstream.broker.lanes import LaneIndex, Lanes
+    from millstream.broker.ledger import Grant
+    from millstream.broker.polling import Polling
+    from millstream.broker.surroundings import Surroundings
+    from millstream.broker.topics import Topic
+    from millstream.engine.protocol import Engine
+
+MODES: tuple[FsyncMode, ...] = ("every", "interval", "none")
+# How late the committed offsets of groups may be on disk; whoever asks for them sees them at once.
+MIRROR_SECONDS = 1.0
+
+
+class Crew:
+    """A group as far as it receives by lease."""
+
+    __slots__ = ("breaker", "counts", "inflight", "name", "shares")
+
+    def __init__(self, name: str, breaker: Breaker) -> None:
+        self.name = name
+        self.breaker = breaker
+        self.counts = DeliveryCounts()
+        self.shares: dict[str, Share] = {}
+        # How many records each member has leased.
+        self.inflight: dict[str, int] = {}
+
+    @property
+    def open_count(self) -> int:
+        return sum(share.open_count for share in self.shares.values())
+
+
+class Share:
+    __slots__ = (
+        "_engine",
+        "_next",
+        "_watched",
+        "crew",
+        "is_gone",
+        "ledgers",
+        "topic",
+        "turns",
+        "waiting",
+    )
+
+    def __init__(self, engine: Engine, crew: Crew, topic: Topic) -> None:
+        self._engine = engine
+        self.crew = crew
+        self.topic = topic
+        self.ledgers: list[Ledger] = []
+        # Which lane is next; None while the topic has never used lanes.
+        self.turns: LaneTurns | None = None
+        self.waiting: deque[Polling[Received]] = deque()
+        # Partitions whose new records we are told of, at most once each.
+        self._watched: dict[int, Pending[None]] = {}
+        self._next = 0
+        self.is_gone = False
+
+    @property
+    def open_count(self) -> int:
+        return sum(len(ledger.open) for ledger in self.ledgers)
+
+    def id(self, ledger: Ledger) -> PartitionId:
+        return PartitionId(self.topic.name, ledger.partition)
+
+    def in_turn(self) -> list[Ledger]:
+        """All partitions, each time beginning with another one."""
+        ledgers, first = self.ledgers, self._next
+        self._next = (first + 1) % len(ledgers)
+        return ledgers[first:] + ledgers[:first]
+
+    # ---- waiting
+
+    def wait(self, polling: Polling[Received]) -> None:
+        self.waiting.append(polling)
+        for ledger in self.ledgers:
+            if ledger.partition not in self._watched:
+                self._watch(ledger)
+
+    def _watch(self, ledger: Ledger) -> None:
+        id = self.id(ledger)
+        one = self._engine.wait(id, self._engine.offsets(id).high_watermark)
+        self._watched[ledger.partition] = one
+
+        def woken(_: Pending[None]) -> None:
+            if self._watched.get(ledger.partition) is one:
+                del self._watched[ledger.partition]
+                self.news()
+
+        one.then(woken)
+
+    def leave(self, polling: Polling[Received]) -> None:
+        if polling in self.waiting:
+            self.waiting.remove(polling)
+        if not self.waiting:
+            watched, self._watched = self._watched, {}
+            for number, one in watched.items():
+                if not one.is_done:
+                    self._engine.forget(PartitionId(self.topic.name, number), one)
+
+    def news(self) -> None:
+        """There may be something for one that waits; it wakes the next, if there is more."""
+        if self.waiting:
+            self.waiting.popleft().wake()
+
+    def news_for_all(self) -> None:
+        waiting, self.waiting = self.waiting, deque()
+        for one in waiting:
+            one.wake()
+
+
+class Shares:
+    """All of them, with what is kept of them and what they need."""
+
+    __slots__ = (
+        "_check_new",
+        "_dirty",
+        "_engine",
+        "_has_stopped",
+        "_is_mirror_due",
+        "_offsets",
+        "around",
+        "crews",
+        "journals",
+        "lanes",
+        "options",
+    )
+
+    def __init__(
+        self,
+        engine: Engine,
+        around: Surroundings,
+        offsets: GroupOffsets,
+        lanes: Lanes,
+        options: DeliveryOptions,
+        *,
+        check_new: Callable[[str], None],
+    ) -> None:
+        """`check_new` raises when a group would be one too many."""
+        self._check_new = check_new
+        self._engine = engine
+        self._offsets = offsets
+        self.around = around
+        self.lanes = lanes
+        self.options = options
+        self.crews: dict[str, Crew] = {}
+        self.journals = {
+            mode: LeaseJournal(engine, around.clock, around.turns, mode) for mode in MODES
+        }
+        # Ledgers whose start may have moved since it was written to the committed offsets.
+        self._dirty: dict[Ledger, Share] = {}
+        self._is_mirror_due = False
+        self._has_stopped = False
+        around.topics.watch_deleted(self._topic_deleted)
+        around.topics.watch_partitions(self._topic_grown)
+        around.topics.watch_purged(self._topic_purged)
+        offsets.lease_by(self)
+
+    def __iter__(self) -> Iterator[Share]:
+        for crew in self.crews.values():
+            yield from crew.shares.values()
+
+    # ---- finding and making
+
+    def find(self, group: str, topic: str) -> Share | None:
+        crew = self.crews.get(group)
+        share = crew.shares.get(topic) if crew is not None else None
+        if share is not None:
+            known = self.around.topics.by_name.get(topic)
+            if known is None:
+                return None
+            share.topic = known
+        return share
+
+    def get(self, group: str, topic: str, start: LeaseStart) -> Share:
+        """Made when the group receives from the topic for the first time."""
+        share = self.find(group, topic)
+        if share is not None:
+            return share
+        check_group_name(group)
+        found = self.around.topics.get(topic)
+        if found.settings.compact:
+            raise LeasesRefused(
+                f"topic {topic} is compacted, so its records may go at any time; read it by offset",
+                topic=topic,
+            )
+        members = self._offsets.count_members(group)
+        if members:
+            raise GroupUsesOffsets(
+                f"group {group} has {members} members that read by offset; take another group, "
+                "or let them leave first",
+                group=group,
+                topic=topic,
+                members=members,
+            )
+        self._check_new(group)
+        share = self._make(self._crew(group), found)
+        for number in range(found.partitions):
+            self._add_ledger(share, number, start)
+        return share
+
+    def _crew(self, group: str) -> Crew:
+        crew = self.crews.get(group)
+        if crew is None:
+            options = self.options
+            crew = self.crews[group] = Crew(
+                group,
+                Breaker(
+                    options.breaker_settlings_min,
+                    options.breaker_window_ms / 1000,
+                    options.breaker_failures_percent,
+                ),
+            )
+        return crew
+
+    def _make(self, crew: Crew, topic: Topic) -> Share:
+        share = crew.shares[topic.name] = Share(self._engine, crew, topic)
+        return share
+
+    def _add_ledger(self, share: Share, number: int, start: LeaseStart) -> None:
+        """A group goes on where it has committed. A partition that is new begins at its start."""
+        topic, group = share.topic, share.crew.name
+        first, end = self.around.reader.offsets(topic.name, number)
+        position = self._offsets.position(group, topic.name, number)
+        if position is None:
+            position = end if start == "latest" else first
+        ledger = Ledger(group, topic.uuid.bytes, number, min(max(position, first), end))
+        share.ledgers.append(ledger)
+        self.moved(share, ledger)
+
+    # ---- what happens to leases
+
+    def journal(self, share: Share, ledger: Ledger) -> LeaseJournal:
+        """The one of the topic's mode, which may have changed."""
+        journal = self.journals[share.topic.settings.fsync]
+        journal.adopt(ledger)
+        return journal
+
+    def end_lease(self, crew: Crew, one: Open) -> None:
+        """Of a record that is leased: nobody has it any more."""
+        grant = one.grant
+        if grant is None:
+            return
+        one.grant = None
+        self._uncount(crew, grant, 1)
+        grant.left -= 1
+        if grant.left == 0 and grant.timer is not None:
+            self.around.timers.cancel(grant.timer)
+            grant.timer = None
+
+    def _uncount(self, crew: Crew, grant: Grant, count: int) -> None:
+        member = grant.member
+        if member is not None:
+            left = crew.inflight.get(member, 0) - count
+            if left > 0:
+                crew.inflight[member] = left
+            else:
+                crew.inflight.pop(member, None)
+
+    def _void(self, share: Share, ledger: Ledger, cursor: int) -> None:
+        """All leases of a ledger end, and it begins anew at an offset."""
+        for one in ledger.clear(cursor):
+            self.end_lease(share.crew, one)
+            if one.timer is not None:
+                self.around.timers.cancel(one.timer)
+
+    # ---- lanes
+
+    def index(self, share: Share, ledger: Ledger) -> LaneIndex | None:
+        """Which offsets belong to which lane; None while the topic has never used lanes."""
+        index = self.lanes.index(share.topic, ledger.partition, ledger.first_cursor)
+        if index is not None and share.turns is None:
+            settings = share.topic.settings
+            now = self.around.clock.monotonic()
+            share.turns = LaneTurns(settings.lane_weights, settings.lane_boost_ms / 1000, now)
+        if index is not None:
+            ledger.use_lanes()
+        return index
+
+    # ---- committed offsets
+
+    def moved(self, share: Share, ledger: Ledger) -> None:
+        """Where a group stands in a partition may be another place now."""
+        self._dirty[ledger] = share
+        if not self._is_mirror_due and not self._has_stopped:
+            self._is_mirror_due = True
+            self.around.timers.after(MIRROR_SECONDS, self._mirror_due)
+
+    def _mirror_due(self) -> None:
+        self._is_mirror_due = False
+        self.mirror()
+
+    def mirror(self) -> None:
+        """Write where groups stand to their committed offsets."""
+        if not self._dirty:
+            return
+        dirty, self._dirty = self._dirty, {}
+        commits: dict[str, list[Commit]] = {}
+        for ledger, share in dirty.items():
+            if share.is_gone:
+                continue
+            start = self.start_of(share, ledger)
+            name = share.topic.name
+            if self._offsets.position(ledger.group, name, ledger.partition) != start:
+                commits.setdefault(ledger.group, []).append(Commit(name, ledger.partition, start))
+            if share.turns is not None:
+                self._forget_lanes(share.topic, ledger.partition)
+        for group, moved in commits.items():
+            self._offsets.write(group, moved)
+
+    def _forget_lanes(self, topic: Topic, partition: int) -> None:
+        """What lies behind every group need not be known any more."""
+        cursors = [
+            share.ledgers[partition].first_cursor
+            for share in self
+            if share.topic.name == topic.name and partition < len(share.ledgers)
+        ]
+        index = self.lanes.index(topic, partition, min(cursors))
+        if index is not None:
+            index.forget_before(min(cursors))
+
+    def start_of(self, share: Share, ledger: Ledger) -> int:
+        """The first record that is not settled, or would be next."""
+        first = ledger.first_open()
+        start = ledger.first_cursor
+        if len(ledger.cursors) > 1:
+            index = self.index(share, ledger)
+            if index is not None:
+                nexts = []
+                for lane in range(len(LANES)):
+                    run = index.next_run(lane, ledger.cursors[lane])
+                    nexts.append(run[0] if run is not None else index.end)
+                start = min(nexts)
+        return start if first is None else min(first, start)
+
+    # ---- as the offsets of groups know us
+
+    def is_busy(self, group: str) -> bool:
+        """Whether somebody works with it, or waits to."""
+        crew = self.crews.get(group)
+        return crew is not None and any(
+            share.open_count or share.waiting for share in crew.shares.values()
+        )
+
+    def refuse(self, group: str, topics: Sequence[str]) -> None:
+        """Somebody wants to use topics by offset: raises while there are leases. When there are
+        none the group's share ends, and goes on where it was by offset."""
+        self.mirror()
+        for topic in topics:
+            share = self.find(group, topic)
+            if share is None:
+                continue
+            leases = share.open_count
+            if leases or share.waiting:
+                raise GroupUsesLeases(
+                    f"group {group} receives from {topic} by lease, and {leases} records are in "
+                    "flight; settle them first, or take another group",
+                    group=group,
+                    topic=topic,
+                    leases=leases,
+                )
+        for topic in topics:
+            self.drop(group, topic)
+
+    def reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> Pending[None]:
+        """Where the group goes on; all of its leases there end."""
+        share = self.find(group, topic)
+        if share is None:
+            return Pending.of(None)
+        pending: Pending[None] = Pending.of(None)
+        for number, offset in offsets.items():
+            ledger = share.ledgers[number]
+            self._void(share, ledger, offset)
+            pending = self.journal(share, ledger).write_state((ledger,))
+            self.moved(share, ledger)
+        share.news_for_all()
+        return pending
+
+    def drop(self, group: str, topic: str | None = None) -> Pending[None]:
+        """The group does not receive there any more, and has no leases. Done when that is
+        durable."""
+        crew = self.crews.get(group)
+        if crew is None:
+            return Pending.of(None)
+        names = [topic] if topic is not None else list(crew.shares)
+        gone = [crew.shares.pop(name) for name in names if name in crew.shares]
+        for share in gone:
+            self._end(share)
+        if not crew.shares:
+            del self.crews[group]
+        return follow(self._settled())
+
+    def _settled(self) -> Generator[Pending[Any], Any, None]:
+        for journal in self.journals.values():
+            yield journal.settled()
+
+    def _end(self, share: Share) -> None:
+        share.is_gone = True
+        for ledger in share.ledgers:
+            self._void(share, ledger, 0)
+            self._dirty.pop(ledger, None)
+            if ledger.journal is not None:
+                ledger.journal.drop(ledger)
+        share.news_for_all()
+
+    # ---- topics that change
+
+    def _topic_deleted(self, topic: Topic) -> None:
+        for crew in list(self.crews.values()):
+            if topic.name in crew.shares:
+                self.drop(crew.name, topic.name)
+
+    def _topic_grown(self, topic: Topic) -> None:
+        for crew in self.crews.values():
+            share = crew.shares.get(topic.name)
+            if share is not None:
+                share.topic = topic
+                for number in range(len(share.ledgers), topic.partitions):
+                    self._add_ledger(share, number, "earliest")
+                share.news_for_all()
+
+    def _topic_purged(self, topic: Topic) -> None:
+        for crew in self.crews.values():
+            if topic.name in crew.shares:
+                ends = {
+                    number: self.around.reader.offsets(topic.name, number).high_watermark
+                    for number in range(topic.partitions)
+                }
+                self.reset(crew.name, topic.name, ends)
+
+    # ---- the start
+
+    def load(self) -> Pending[list[Share]]:
+        """After views, topics and committed offsets: every share as it was, leases not armed."""
+        return follow(self._load())
+
+    def _load(self) -> Generator[Pending[Any], Any, list[Share]]:
+        newest: dict[tuple[str, bytes, int], Ledger] = {}
+        for journal in self.journals.values():
+            yield journal.load()
+            for ledger in list(journal.ledgers.values()):
+                place = (ledger.group, ledger.topic, ledger.partition)
+                other = newest.get(place)
+                if other is not None and other.version > ledger.version:
+                    journal.drop(ledger)
+                    continue
+                if other is not None and other.journal is not None:
+                    other.journal.drop(other)
+                newest[place] = ledger
+        topics = {topic.uuid.bytes: topic for topic in self.around.topics.by_name.values()}
+        found: dict[tuple[str, str], dict[int, Ledger]] = {}
+        for ledger in newest.values():
+            topic = topics.get(ledger.topic)
+            if topic is not None and ledger.partition < topic.partitions:
+                found.setdefault((ledger.group, topic.name), {})[ledger.partition] = ledger
+            elif ledger.journal is not None:
+                ledger.journal.drop(ledger)
+        shares = [self._restore(*place, ledgers) for place, ledgers in found.items()]
+        for journal in self.journals.values():
+            yield journal.settled()
+        self.mirror()
+        return shares
+
+    def _restore(self, group: str, topic: str, ledgers: dict[int, Ledger]) -> Share:
+        share = self._make(self._crew(group), self.around.topics.get(topic))
+        past = 0
+        for number in range(share.topic.partitions):
+            ledger = ledgers.get(number)
+            if ledger is None:
+                self._add_ledger(share, number, "earliest")
+                continue
+            share.ledgers.append(ledger)
+            end = self.around.reader.offsets(topic, number).high_watermark
+            if ledger.clamp(end):
+                past += 1
+                self.journal(share, ledger).write_state((ledger,))
+            ledger.loaded()
+            self.moved(share, ledger)
+        if past:
+            _logger().warning("leases lay past the end", group=group, topic=topic, partitions=past)
+        return share
+
+    def stop(self) -> None:
+        self.mirror()
+        self._has_stopped = True
+
+
+def waiting_or_leased(share: Share) -> tuple[int, int, int]:
+    """How many records are leased, wait to come back, and are ready again."""
+    leased = waiting = ready = 0
+    for ledger in share.ledgers:
+        for one in ledger.open.values():
+            if one.state == LEASED:
+                leased += 1
+            elif one.state == WAITING:
+                waiting += 1
+            else:
+                ready += 1
+    return leased, waiting, ready
+
+
+def topic_is_gone(share: Share) -> MillstreamError:
+    return TopicUnknown(
+        f"topic {share.topic.name} was deleted, or the group's part in it ended",
+        topic=share.topic.name,
+    )
+
+
+def _logger() -> structlog.stdlib.BoundLogger:
+    logger: structlog.stdlib.BoundLogger = structlog.get_logger("millstream.broker")
+    return logger
