@@ -21,6 +21,7 @@ from millstream.errors import (
     BrokerUnreachable,
     ClientClosed,
     HeaderInvalid,
+    LaneUnknown,
     MessageTooLarge,
     MillstreamError,
     OutcomeUnknown,
@@ -482,3 +483,58 @@ async def _wait(delivery: Delivery) -> Place:
 
 def _timestamp(script: Scripted) -> int:
     return walk(script.batches[0])[0][1].base_timestamp
+
+
+# ---- lanes
+
+
+async def lanes_of(client: AsyncClient, topic: str, partition: int) -> dict[bytes, str | None]:
+    """Value → lane, as the bytes on disk have it."""
+    reply = await client._transport.ask("GET", f"/v1/topics/{topic}/partitions/{partition}/batches")
+    found: dict[bytes, str | None] = {}
+    for at, header in walk(reply.body):
+        for record in decode(reply.body[at : at + header.size]):
+            assert record.lane == header.lane
+            found[record.value or b""] = record.lane
+    return found
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_a_producer_sends_each_lane_in_batches_of_its_own(
+    broker: BrokerProcess, is_made: bool
+) -> None:
+    lanes = ("critical", None, "background", "high", 3)
+
+    async def scenario() -> None:
+        async with AsyncClient(broker.url("")) as client:
+            if is_made:
+                await client.topics.create("t", partitions=2)
+            sent: dict[bytes, Delivery] = {}
+            async with client.producer(batch_records=7) as producer:
+                for number in range(100):
+                    value = b"%d" % number
+                    sent[value] = await producer.send("t", value, lane=lanes[number % 5])
+                with pytest.raises(LaneUnknown):
+                    await producer.send("t", b"", lane="urgent")
+            places = {value: await delivery for value, delivery in sent.items()}
+            assert len({place[:2] for place in places.values()}) == 100
+            count = (await client.topics.describe("t")).partitions
+            found: dict[bytes, str | None] = {}
+            for partition in range(count):
+                found |= await lanes_of(client, "t", partition)
+            names = ("critical", None, "background", "high", "low")
+            assert found == {b"%d" % number: names[number % 5] for number in range(100)}
+
+    run(scenario())
+
+
+def test_one_call_publishes_into_a_lane(broker: BrokerProcess) -> None:
+    async def scenario() -> None:
+        async with AsyncClient(broker.url("")) as client:
+            await client.topics.create("t", partitions=1)
+            await client.topics.publish("t", b"a", lane="high")
+            await client.publish("t", b"b", lane=4)
+            await client.topics.publish_many("t", [{"value": b"c", "lane": "low"}])
+            assert await lanes_of(client, "t", 0) == {b"a": "high", b"b": "background", b"c": "low"}
+
+    run(scenario())

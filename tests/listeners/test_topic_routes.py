@@ -595,3 +595,51 @@ def test_a_method_that_a_path_has_not_is_told_which_it_has(v1: V1) -> None:
     answer = v1.call("PUT", "/topics/x")
     assert answer.status_code == 405
     assert {one.strip() for one in answer.headers["allow"].split(",")} == {"DELETE", "GET", "PATCH"}
+
+
+# ---- lanes
+
+
+def lanes_stored(v1: V1, topic: str) -> dict[str, str | None]:
+    """Value → lane, as the bytes on disk have it."""
+    body = v1.call("GET", f"/topics/{topic}/partitions/0/batches").content
+    found: dict[str, str | None] = {}
+    for at, header in walk(body):
+        for record in decode(body[at : at + header.size]):
+            assert record.lane == header.lane
+            assert record.value is not None
+            found[record.value.decode()] = record.lane
+    return found
+
+
+def test_a_message_names_its_lane_in_the_body_or_the_query(v1: V1) -> None:
+    topic = v1.topic(partitions=1)
+    path = f"/topics/{topic}/messages"
+    v1.good("POST", path, {"value": "a", "lane": "critical"})
+    v1.good("POST", path, {"value": "b", "priority": 1})
+    v1.good("POST", path, raw=b"c", lane="low")
+    v1.good("POST", path, raw=b"d", priority=4)
+    v1.good("POST", path, {"value": "e", "lane": "high"}, lane="low")
+    v1.good("POST", path, {"value": "f", "lane": "normal"})
+    v1.good("POST", f"/topics/{topic}/batch", {"messages": [{"value": "g", "lane": 0.0}]})
+    assert lanes_stored(v1, topic) == {
+        "a": "critical", "b": "high", "c": "low", "d": "background", "e": "high", "f": None,
+        "g": "critical",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("word", ["urgent", "", 5, -1])
+def test_a_lane_that_there_is_not_is_refused(v1: V1, word: str | int) -> None:
+    topic = v1.topic(partitions=1)
+    path = f"/topics/{topic}"
+    v1.refused(400, "lane_unknown", "POST", path + "/messages", {"value": 1, "lane": word})
+    v1.refused(400, "lane_unknown", "POST", path + "/messages", {"value": 1}, priority=word)
+    many = {"messages": [{"value": 1}, {"value": 2, "lane": word}]}
+    assert v1.refused(400, "lane_unknown", "POST", path + "/batch", many)["record"] == 1
+    assert v1.values(topic) == []
+
+
+def test_a_lane_is_named_once(v1: V1) -> None:
+    path = f"/topics/{v1.topic(partitions=1)}/messages"
+    v1.refused(400, "body_invalid", "POST", path, {"value": 1, "lane": "low", "priority": 3})
+    v1.refused(400, "parameter_invalid", "POST", path, {"value": 1}, lane="low", priority=3)

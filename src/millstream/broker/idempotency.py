@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from millstream.broker.lanes import NORMAL, lane_of
 from millstream.engine.pending import Pending
 from millstream.errors import (
     IdempotencyKeyInvalid,
@@ -50,11 +51,12 @@ SEARCH_BYTES_MAX = 256 * 1024 * 1024
 
 
 class Part(NamedTuple):
-    """Some of the records: how many, and where they are not before."""
+    """Some of the records, of one partition and lane: how many, and where they are not before."""
 
     partition: int
     from_offset: int
     count: int  # type: ignore[assignment]  # hides the method of tuples, which nobody needs here
+    lane: int = NORMAL
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True):
@@ -164,10 +166,10 @@ class Idempotency:
             )
 
     def append(
-        self, publishes: list[tuple[bytes, list[int]]], entries: Sequence[Entry]
+        self, publishes: list[tuple[bytes, list[tuple[int, int]]]], entries: Sequence[Entry]
     ) -> Pending[list[int]]:
         """The records of publishes and their marks, in one atomic append: the offsets of the
-        entries. Each publish is its mark's key, and the partition of each of its records."""
+        entries. Each publish is its mark's key, and partition and lane of each of its records."""
         now_ms = self._clock.wall_ms()
         try:
             ends = {id.number: self._engine.offsets(id).high_watermark for id, *_ in entries}
@@ -175,8 +177,7 @@ class Idempotency:
             # Deleted in this very turn.
             return Pending.failed(error)
         changes = [
-            (key, msgspec.msgpack.encode(_mark(now_ms, numbers, ends)))
-            for key, numbers in publishes
+            (key, msgspec.msgpack.encode(_mark(now_ms, places, ends))) for key, places in publishes
         ]
         return self._views.change_with(self._view, changes, entries)
 
@@ -209,6 +210,8 @@ class Idempotency:
             if not len(chunk.data):
                 return places
             for position, header in batches.walk(chunk.data):
+                if lane_of(header.attributes) != part.lane:
+                    continue
                 for record in batches.decode(chunk.data[position : position + header.size]):
                     if (HEADER, digest) in record.headers and record.offset >= offset:
                         places.append(Place(id.number, record.offset, record.timestamp))
@@ -245,11 +248,11 @@ class Idempotency:
         return len(over)
 
 
-def _mark(now_ms: int, numbers: list[int], ends: dict[int, int]) -> Mark:
-    """`numbers` has the partition of each record, `ends` where each partition ended before."""
-    used = list(dict.fromkeys(numbers))
-    parts = [Part(number, ends[number], numbers.count(number)) for number in used]
-    order = None if len(parts) == 1 else [used.index(number) for number in numbers]
+def _mark(now_ms: int, places: list[tuple[int, int]], ends: dict[int, int]) -> Mark:
+    """`places` has partition and lane of each record, `ends` where each partition ended before."""
+    used = list(dict.fromkeys(places))
+    parts = [Part(place[0], ends[place[0]], places.count(place), place[1]) for place in used]
+    order = None if len(parts) == 1 else [used.index(place) for place in places]
     return Mark(now_ms, parts, order)
 
 

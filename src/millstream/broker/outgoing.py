@@ -12,7 +12,8 @@ from millstream.errors import (
     ParameterInvalid,
     TimestampInvalid,
 )
-from millstream.log.batch import Headers
+from millstream.log.batch import LANES, Headers
+from millstream.wire.lanes import NORMAL, lane_unknown
 
 if TYPE_CHECKING:
     from millstream.broker.topics import Topic
@@ -34,6 +35,8 @@ class Outgoing(NamedTuple):
     headers: Headers = ()
     timestamp_ms: int | None = None
     partition: int | None = None
+    # Its place in LANES.
+    lane: int = NORMAL
 
 
 class Placed(NamedTuple):
@@ -52,7 +55,7 @@ class Published(NamedTuple):
 
 def check_record(topic: Topic, record: Outgoing, at: int) -> int:
     """The size that counts for the limit; raises for what cannot be published."""
-    key, value, headers, timestamp_ms, partition = record
+    key, value, headers, timestamp_ms, partition, lane = record
     size = 0 if value is None else len(value)
     if key is not None:
         size += len(key)
@@ -77,6 +80,8 @@ def check_record(topic: Topic, record: Outgoing, at: int) -> int:
         error = partition_unknown(topic, partition)
         error.fields["record"] = at
         raise error
+    if not 0 <= lane < len(LANES):
+        raise lane_unknown(lane, at)
     return size
 
 

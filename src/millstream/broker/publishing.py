@@ -1,4 +1,5 @@
-"""Publishing: records find their partition, and those of one turn of the loop make one batch.
+"""Publishing: records find their partition, and those of one turn of the loop and one lane make
+one batch.
 
 A call is checked as a whole before any of it is taken. Its records go into one partition, and
 then into the batch that this turn gathers for it, or into several, and then all batches of the
@@ -7,7 +8,7 @@ call are one atomic append, after what was gathered for those partitions before.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from millstream.broker import idempotency as keys
 from millstream.broker.outgoing import (
@@ -19,12 +20,13 @@ from millstream.broker.outgoing import (
     check_record,
 )
 from millstream.broker.partitioners import Rotation
-from millstream.broker.ready_batches import check_batches
+from millstream.broker.ready_batches import check_batches, uses_lanes
 from millstream.broker.views import Entry, encoded
 from millstream.engine.pending import Pending, follow
 from millstream.errors import BatchCountInvalid, MillstreamError
 from millstream.log import batch as batches
 from millstream.log.partition import PartitionId
+from millstream.wire.lanes import NORMAL, lane_headers, lane_name
 from millstream.wire.partitioning import partition_of_key
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ __all__ = ["Acks", "Outgoing", "Placed", "Published", "Publisher"]
 BATCH_BYTES = 256 * 1024
 # Publishes with idempotency keys that are one append together end here.
 ONCE_BYTES = 1024 * 1024
+# Partition and lane, and the indexes of a call's records that make one batch there.
+_Part: TypeAlias = tuple[tuple[int, int], list[int]]
 # About what a record takes in a batch beside its key, value and headers.
 RECORD_OVERHEAD_BYTES = 20
 
@@ -51,10 +55,11 @@ RECORD_OVERHEAD_BYTES = 20
 class _Gathering:
     """The batch that a turn makes for a partition, and who waits for it."""
 
-    __slots__ = ("calls", "fields", "id", "ones", "size", "traffic")
+    __slots__ = ("calls", "fields", "id", "lane", "ones", "size", "traffic")
 
-    def __init__(self, id: PartitionId, traffic: TopicTraffic) -> None:
+    def __init__(self, id: PartitionId, traffic: TopicTraffic, lane: int) -> None:
         self.id = id
+        self.lane = lane
         self.traffic = traffic
         self.fields: list[batches.Fields] = []
         self.size = 0
@@ -101,6 +106,7 @@ class _Target:
         "is_plain",
         "is_weak",
         "keyless_bytes",
+        "laned",
         "message_bytes_max",
         "once",
         "once_bytes",
@@ -112,8 +118,10 @@ class _Target:
     def __init__(self, topic: Topic, traffic: TopicTraffic) -> None:
         self.traffic = traffic
         self.rotation = Rotation(topic.partitions)
-        # Of each partition, the batch that this turn makes.
+        # Of each partition, the batch that this turn makes; for other lanes than normal beside
+        # it, so that who uses none pays nothing for them.
         self.gathering: list[_Gathering | None] = []
+        self.laned: dict[tuple[int, int], _Gathering] = {}
         self.keyless_bytes = 0
         # Of this turn, publishes with idempotency keys.
         self.once: list[_Once] = []
@@ -131,6 +139,9 @@ class _Target:
         if self.gathering and more:
             self.rotation.grow(topic.partitions)
         self.gathering += [None] * more
+
+    def gathered(self, place: tuple[int, int]) -> _Gathering | None:
+        return self.gathering[place[0]] if place[1] == NORMAL else self.laned.get(place)
 
     def choose(self, key: bytes | None, size: int) -> int:
         if key is not None:
@@ -192,8 +203,14 @@ class Publisher:
         headers: Headers = (),
         timestamp_ms: int | None = None,
         partition: int | None = None,
+        lane: int = NORMAL,
     ) -> Pending[Placed]:
         """One record, answered when it is as durable as its topic says."""
+        if lane != NORMAL:
+            record = Outgoing(key, value, headers, timestamp_ms, partition, lane)
+            one: Pending[Placed] = Pending()
+            _pass(self.publish(topic, (record,)), one, lambda published: published.placed[0])
+            return one
         target = self._targets.get(topic)
         if target is None or target.topic is not self._topics.by_name.get(topic):
             found = self._find(topic)
@@ -219,7 +236,7 @@ class Publisher:
             partition = target.choose(key, size)
         gathering = target.gathering[partition]
         if gathering is None or gathering.size + size > BATCH_BYTES:
-            gathering = self._gather(target, partition)
+            gathering = self._gather(target, (partition, NORMAL))
         gathering.size += size + RECORD_OVERHEAD_BYTES
         pending: Pending[Placed] = Pending()
         fields = gathering.fields
@@ -255,19 +272,32 @@ class Publisher:
             sizes = [check_record(target.topic, record, at) for at, record in enumerate(records)]
         except MillstreamError as error:
             return Pending.failed(error)
+        if not target.topic.uses_lanes and any(record.lane != NORMAL for record in records):
+            return _after(
+                self._topics.use_lanes(topic),
+                lambda: self.publish(topic, records, acks=acks, idempotency_key=idempotency_key),
+            )
         self._begin(target)
-        numbers = [
-            target.choose(record.key, size) if record.partition is None else record.partition
+        places = [
+            (
+                target.choose(record.key, size) if record.partition is None else record.partition,
+                record.lane,
+            )
             for record, size in zip(records, sizes, strict=True)
         ]
         now_ms = self._now_ms
         call = _Call(
             target,
             [
-                (now_ms if one.timestamp_ms is None else one.timestamp_ms, *one[:3])
+                (
+                    now_ms if one.timestamp_ms is None else one.timestamp_ms,
+                    one.key,
+                    one.value,
+                    lane_headers(one.headers, one.lane),
+                )
                 for one in records
             ],
-            numbers,
+            places,
             sizes,
         )
         pending = self._take(call, mark_key)
@@ -276,12 +306,12 @@ class Publisher:
     def _take(self, call: _Call, mark_key: bytes | None) -> Pending[Published]:
         if mark_key is not None:
             return self._take_once(call, mark_key)
-        target, numbers, fields = call.target, call.numbers, call.fields
-        if call.size > BATCH_BYTES or numbers.count(numbers[0]) != len(numbers):
+        target, places, fields = call.target, call.places, call.fields
+        if call.size > BATCH_BYTES or places.count(places[0]) != len(places):
             return self._append_parts(call, lambda entries: self._append_ready(target, entries))
-        gathering = target.gathering[numbers[0]]
+        gathering = target.gathered(places[0])
         if gathering is None or gathering.size + call.size > BATCH_BYTES:
-            gathering = self._gather(target, numbers[0])
+            gathering = self._gather(target, places[0])
         gathering.size += call.size
         pending: Pending[Published] = Pending()
         gathering.calls.append((pending, len(gathering.fields), len(fields)))
@@ -310,6 +340,11 @@ class Publisher:
             ready = check_batches(target.topic, entries, bytes_max)
         except MillstreamError as error:
             return Pending.failed(error)
+        if not target.topic.uses_lanes and uses_lanes(ready):
+            return _after(
+                self._topics.use_lanes(topic),
+                lambda: self.publish_batches(topic, entries, acks=acks),
+            )
         self._submit(target, {one.id.number for one in ready})
         pending = self._append_ready(target, ready)
         traffic = target.traffic
@@ -351,12 +386,16 @@ class Publisher:
             self._now_ms = self._clock.wall_ms()
         turn[target] = None
 
-    def _gather(self, target: _Target, number: int) -> _Gathering:
-        """The next batch for a partition."""
+    def _gather(self, target: _Target, place: tuple[int, int]) -> _Gathering:
+        """The next batch for a partition and lane."""
+        number, lane = place
         if target.once:
             self._append_once(target, {number})
-        gathering = _Gathering(PartitionId(target.topic.name, number), target.traffic)
-        target.gathering[number] = gathering
+        gathering = _Gathering(PartitionId(target.topic.name, number), target.traffic, lane)
+        if lane == NORMAL:
+            target.gathering[number] = gathering
+        else:
+            target.laned[place] = gathering
         self._gatherings.append((target, gathering))
         return gathering
 
@@ -383,11 +422,14 @@ class Publisher:
                 self._append(*one)
 
     def _append(self, target: _Target, gathering: _Gathering) -> None:
-        number = gathering.id.number
-        if target.gathering[number] is gathering:
+        number, lane = gathering.id.number, gathering.lane
+        if lane != NORMAL:
+            if target.laned.get((number, lane)) is gathering:
+                del target.laned[number, lane]
+        elif target.gathering[number] is gathering:
             target.gathering[number] = None
         try:
-            data = batches.encode(gathering.fields)
+            data = batches.encode(gathering.fields, lane=lane_name(lane))
         except Exception as error:  # noqa: BLE001  nobody may be left without an answer
             gathering.done(Pending.failed(error))
             return
@@ -399,11 +441,11 @@ class Publisher:
         self, call: _Call, append: Callable[[list[Entry]], Pending[list[int]]]
     ) -> Pending[Published]:
         parts = call.parts()
-        self._submit(call.target, set(call.numbers))
+        self._submit(call.target, call.numbers())
         name, fields, traffic = call.target.topic.name, call.fields, call.target.traffic
         entries = [
-            encoded(PartitionId(name, number), [fields[at] for at in part])
-            for number, part in parts
+            encoded(PartitionId(name, number), [fields[at] for at in part], lane_name(lane))
+            for (number, lane), part in parts
         ]
         pending: Pending[Published] = Pending()
 
@@ -440,7 +482,7 @@ class Publisher:
         call.fields = [
             (when, key, value, (*headers, once)) for when, key, value, headers in call.fields
         ]
-        self._submit_gathered(target, set(call.numbers))
+        self._submit_gathered(target, call.numbers())
         one = _Once(call, mark_key, Pending())
         target.once.append(one)
         target.once_bytes += call.size
@@ -454,17 +496,17 @@ class Publisher:
         """What waits, if it is for one of these partitions, or for any."""
         if not target.once or (
             numbers is not None
-            and all(numbers.isdisjoint(waiting.call.numbers) for waiting in target.once)
+            and all(numbers.isdisjoint(waiting.call.numbers()) for waiting in target.once)
         ):
             return
         waiting, target.once, target.once_bytes = target.once, [], 0
         whole = _Call(
             target,
             [fields for one in waiting for fields in one.call.fields],
-            [number for one in waiting for number in one.call.numbers],
+            [place for one in waiting for place in one.call.places],
             [size for one in waiting for size in one.call.sizes],
         )
-        marks = [(one.mark_key, one.call.numbers) for one in waiting]
+        marks = [(one.mark_key, one.call.places) for one in waiting]
 
         def done(published: Pending[Published]) -> None:
             first = 0
@@ -506,42 +548,45 @@ class Publisher:
 
 
 class _Call:
-    """One publish of several records, each with its partition."""
+    """One publish of several records, each with its place: its partition and its lane."""
 
-    __slots__ = ("fields", "numbers", "size", "sizes", "target")
+    __slots__ = ("fields", "places", "size", "sizes", "target")
 
     def __init__(
         self,
         target: _Target,
         fields: list[batches.Fields],
-        numbers: list[int],
+        places: list[tuple[int, int]],
         sizes: list[int],
     ) -> None:
         self.target = target
         self.fields = fields
-        self.numbers = numbers
+        self.places = places
         self.sizes = sizes
         self.size = sum(sizes) + RECORD_OVERHEAD_BYTES * len(sizes)
 
-    def parts(self) -> list[tuple[int, list[int]]]:
-        """Partitions, each with the indexes of its records; several times when they are too many
-        for one batch."""
-        parts: list[tuple[int, list[int]]] = []
-        # Of each partition, the part that is not full, and its size.
-        last: dict[int, tuple[list[int], int]] = {}
-        for at, number in enumerate(self.numbers):
+    def numbers(self) -> set[int]:
+        return {number for number, _ in self.places}
+
+    def parts(self) -> list[_Part]:
+        """Places, each with the indexes of its records; several times when they are too many for
+        one batch."""
+        parts: list[_Part] = []
+        # Of each place, the part that is not full, and its size.
+        last: dict[tuple[int, int], tuple[list[int], int]] = {}
+        for at, place in enumerate(self.places):
             more = self.sizes[at] + RECORD_OVERHEAD_BYTES
-            part, size = last.get(number, ([], BATCH_BYTES))
+            part, size = last.get(place, ([], BATCH_BYTES))
             if size + more > BATCH_BYTES:
                 part, size = [], 0
-                parts.append((number, part))
+                parts.append((place, part))
             part.append(at)
-            last[number] = (part, size + more)
+            last[place] = (part, size + more)
         return parts
 
-    def placed(self, parts: list[tuple[int, list[int]]], offsets: list[int]) -> Published:
+    def placed(self, parts: list[_Part], offsets: list[int]) -> Published:
         places: dict[int, Placed] = {}
-        for (number, part), base in zip(parts, offsets, strict=True):
+        for ((number, _), part), base in zip(parts, offsets, strict=True):
             for delta, at in enumerate(part):
                 places[at] = Placed(number, base + delta, self.fields[at][0])
         return Published([places[at] for at in range(len(places))])
@@ -551,7 +596,7 @@ class _Call:
         return Published(
             [
                 Placed(number, -1, one[0])
-                for number, one in zip(self.numbers, self.fields, strict=True)
+                for (number, _), one in zip(self.places, self.fields, strict=True)
             ]
         )
 

@@ -60,9 +60,9 @@ class Entry(NamedTuple):
     header: batches.Header
 
 
-def encoded(id: PartitionId, fields: list[batches.Fields]) -> Entry:
+def encoded(id: PartitionId, fields: list[batches.Fields], lane: str | None = None) -> Entry:
     """A batch of the broker's own making."""
-    data = batches.encode(fields)
+    data = batches.encode(fields, lane=lane)
     return Entry(id, data, batches.read_header(data))
 
 

@@ -35,6 +35,7 @@ class Recipe(NamedTuple):
     key_separator: str | None
     headers: dict[str, str]
     partition: int | None
+    lane: str | None = None
 
 
 class _Base64(msgspec.Struct, forbid_unknown_fields=True):
@@ -53,6 +54,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
     topic: object = None
     partition: object = None
     offset: object = None
+    lane: str | None = None
     headers: dict[str, str | _Base64 | None] = {}
 
 
@@ -150,6 +152,7 @@ def _record(line: bytes, number: int, recipe: Recipe, form: str) -> dict[str, An
         "key": recipe.key,
         "headers": recipe.headers or None,
         "partition": recipe.partition,
+        "lane": recipe.lane,
     }
     try:
         if form == "ndjson":
@@ -177,6 +180,8 @@ def _message(line: _Line, recipe: Recipe) -> dict[str, Any]:
         found["value"] = text if line.encoding is None else _bytes(text)
     if line.key is not None:
         found["key"] = line.key if line.key_encoding is None else _bytes(line.key)
+    if line.lane is not None:
+        found["lane"] = line.lane
     if line.headers:
         own = {
             name: _bytes(text.base64) if isinstance(text, _Base64) else text

@@ -167,6 +167,10 @@ def publish(  # noqa: PLR0917  typer calls it by name
         typer.Option("--header", metavar="NAME=VALUE", help="Of every record. Can be repeated."),
     ] = None,
     partition: Partition = None,
+    lane: Annotated[
+        Optional[str],  # noqa: UP045  read at run time
+        typer.Option("--lane", metavar="LANE", help="critical, high, normal, low, background."),
+    ] = None,
     payload: Annotated[bool, typer.Option("--payload", help="Values are JSON, not text.")] = False,
     ndjson: Annotated[
         bool,
@@ -184,7 +188,7 @@ def publish(  # noqa: PLR0917  typer calls it by name
     """
     from millstream.cli.publishing import LineForm, Recipe, publish_all
 
-    recipe = Recipe(key, key_separator, _pairs(headers or [], "--header"), partition)
+    recipe = Recipe(key, key_separator, _pairs(headers or [], "--header"), partition, lane)
     form: LineForm = "ndjson" if ndjson else "payload" if payload else "text"
     publish_all(server, name, value, recipe, tls=tls_of(server, ca), form=form, as_json=as_json)
 

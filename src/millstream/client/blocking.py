@@ -224,12 +224,13 @@ class BlockingProducer:
         headers: HeaderMap | None = None,
         timestamp_ms: int | None = None,
         partition: int | None = None,
+        lane: str | int | None = None,
     ) -> BlockingDelivery:
         """Take a record, waiting while there is no room."""
         encoded = Encoded(*encode_value(value))
         delivery = BlockingDelivery(self._news)
         size = RECORD_OVERHEAD_BYTES + len(encoded.data or b"")
-        given = (key, headers, timestamp_ms, partition)
+        given = (key, headers, timestamp_ms, partition, lane)
         self._hand_over(_Handed(topic, encoded, given, size, delivery))
         return delivery
 
@@ -296,7 +297,7 @@ class BlockingProducer:
             one.delivery.settle(None, ClientClosed("a mark"))
             self._tell()
             return
-        key, headers, timestamp_ms, partition = one.given
+        key, headers, timestamp_ms, partition, lane = one.given
         try:
             inner = await self.inner.send(
                 one.topic,
@@ -305,6 +306,7 @@ class BlockingProducer:
                 headers=headers,
                 timestamp_ms=timestamp_ms,
                 partition=partition,
+                lane=lane,
             )
         except Exception as error:  # noqa: BLE001  it is the record's report
             one.delivery.settle(None, error)
@@ -317,8 +319,8 @@ class BlockingProducer:
             self._news.notify_all()
 
 
-_Given: TypeAlias = tuple[Key, HeaderMap | None, int | None, int | None]
-_NOTHING: _Given = (None, None, None, None)
+_Given: TypeAlias = tuple[Key, HeaderMap | None, int | None, int | None, str | int | None]
+_NOTHING: _Given = (None, None, None, None, None)
 
 
 class _Handed(NamedTuple):

@@ -79,6 +79,7 @@ class AsyncClient:
         headers: HeaderMap | None = None,
         timestamp_ms: int | None = None,
         partition: int | None = None,
+        lane: str | int | None = None,
         acks: Acks = "all",
         idempotency_key: str | None = None,
     ) -> Place:
@@ -90,6 +91,7 @@ class AsyncClient:
             headers=headers,
             timestamp_ms=timestamp_ms,
             partition=partition,
+            lane=lane,
             acks=acks,
             idempotency_key=idempotency_key,
         )

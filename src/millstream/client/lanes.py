@@ -40,7 +40,8 @@ from millstream.errors import (
     SequenceOutOfOrder,
     TopicUnknown,
 )
-from millstream.wire.batches import TYPE_HEADER, TYPE_JSON, Data, Fields, encode
+from millstream.wire.batches import OWN_PREFIX, TYPE_HEADER, TYPE_JSON, Data, Fields, encode
+from millstream.wire.lanes import LANE_HEADER, NORMAL, lane_name
 from millstream.wire.partitioning import Partitioner, partition_of_key
 from millstream.wire.refusals import refusal, retry_after_s
 
@@ -66,7 +67,8 @@ class LaneOptions(NamedTuple):
 
 
 class Lane:
-    """Batches of one partition, in order. `partition` is None for a topic that is not there yet."""
+    """Batches of one partition, in order. `partition` is None for a topic that is not there yet.
+    Records of each level, which is what the broker calls a lane, go in batches of their own."""
 
     __slots__ = (
         "_loop",
@@ -75,6 +77,7 @@ class Lane:
         "_options",
         "_path",
         "_task",
+        "level",
         "line",
         "open",
         "partition",
@@ -90,7 +93,10 @@ class Lane:
         options: LaneOptions,
         on_idle: Callable[[Lane], None],
         on_refused: Callable[[MillstreamError], None],
+        *,
+        level: int = NORMAL,
     ) -> None:
+        self.level = level
         self.topic = topic
         self.partition = partition
         self.open: Batch | None = None
@@ -199,7 +205,7 @@ class Lane:
             )
         compression = self._options.compression
         if self._is_unnumbered:
-            data = encode(batch.records, compression=compression)
+            data = encode(batch.records, compression=compression, lane=lane_name(self.level))
         else:
             data = encode(
                 batch.records,
@@ -207,6 +213,7 @@ class Lane:
                 producer_id=self.producer_id,
                 producer_epoch=0,
                 base_sequence=self.sequence,
+                lane=lane_name(self.level),
             )
         return await transport.ask_once("POST", self._path, data, media=RAW)
 
@@ -304,10 +311,10 @@ class TopicLanes:
         "_next",
         "_options",
         "_partitioner",
+        "_sticky",
         "_unplaced",
         "count",
         "is_stale",
-        "sticky",
         "topic",
     )
 
@@ -315,9 +322,10 @@ class TopicLanes:
         self.topic = topic
         self._options = options
         self._loop = asyncio.get_running_loop()
-        self._lanes: dict[int, Lane] = {}
+        self._lanes: dict[tuple[int, int], Lane] = {}
         self._unplaced: Lane | None = None
-        self.sticky: Lane | None = None
+        # Of each level, where records without a key go now.
+        self._sticky: dict[int, Lane] = {}
         self._next = random.randrange(2**16)  # noqa: S311  where to begin, no secret
         self._partitioner: Partitioner = "murmur2"
         # Partitions; 0 while there is no such topic.
@@ -332,7 +340,7 @@ class TopicLanes:
             facts = None
         self.is_stale = False
         self.count = 0 if facts is None else facts.partitions
-        self.sticky = None
+        self._sticky.clear()
         named = None if facts is None else facts.settings.get("partitioner")
         if named in _PARTITIONERS:
             self._partitioner = named
@@ -341,19 +349,20 @@ class TopicLanes:
         elif self._unplaced is not None:
             self._idle(self._unplaced)
 
-    def lane_for(self, key: bytes | None, partition: int | None) -> Lane:
+    def lane_for(self, key: bytes | None, partition: int | None, level: int = NORMAL) -> Lane:
         if self._unplaced is not None:
             return self._unplaced
         if partition is not None:
-            return self._lane(partition)
+            return self._lane(partition, level)
         if key is not None:
-            return self._lane(partition_of_key(key, self.count, self._partitioner))
+            return self._lane(partition_of_key(key, self.count, self._partitioner), level)
         # Without a key a batch is filled before the next partition has its turn: as even in the
         # long run as record by record, and many times fewer batches.
-        if self.sticky is None or self.sticky.open is None:
+        sticky = self._sticky.get(level)
+        if sticky is None or sticky.open is None:
             self._next += 1
-            self.sticky = self._lane(self._next % self.count)
-        return self.sticky
+            sticky = self._sticky[level] = self._lane(self._next % self.count, level)
+        return sticky
 
     def flush(self) -> list[Batch]:
         """Send what is open; answers all batches that are not done."""
@@ -370,11 +379,13 @@ class TopicLanes:
     def grow_stale(self) -> None:
         self.is_stale = True
 
-    def _lane(self, partition: int) -> Lane:
-        lane = self._lanes.get(partition)
+    def _lane(self, partition: int, level: int) -> Lane:
+        lane = self._lanes.get((partition, level))
         if lane is None:
-            lane = Lane(self.topic, partition, self._options, self._idle, self._refused)
-            self._lanes[partition] = lane
+            lane = Lane(
+                self.topic, partition, self._options, self._idle, self._refused, level=level
+            )
+            self._lanes[partition, level] = lane
         return lane
 
     def _idle(self, lane: Lane) -> None:
@@ -429,8 +440,11 @@ def _message(record: Fields, partition: int | None) -> dict[str, object]:
     own = {
         name: None if text is None else {"base64": _base64(text)}
         for name, text in headers
-        if name != TYPE_HEADER
+        if not name.startswith(OWN_PREFIX)
     }
+    lane = next((text for name, text in headers if name == LANE_HEADER), None)
+    if lane is not None:
+        message["lane"] = bytes(lane).decode()
     return message | ({"headers": own} if own else {})
 
 

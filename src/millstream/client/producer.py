@@ -36,6 +36,7 @@ from millstream.client.values import (
 )
 from millstream.errors import ClientClosed, ParameterInvalid
 from millstream.wire.batches import COMPRESSIONS, Headers
+from millstream.wire.lanes import NORMAL, lane_headers, lane_of_word
 
 # What a record costs beside its bytes while it waits: its future, its fields, its header.
 RECORD_OVERHEAD_BYTES = 100
@@ -117,6 +118,7 @@ class Producer:
         headers: HeaderMap | None = None,
         timestamp_ms: int | None = None,
         partition: int | None = None,
+        lane: str | int | None = None,
     ) -> Delivery:
         """Take a record, waiting while there is no room. Await what is answered for the record's
         place, or for the error."""
@@ -133,8 +135,9 @@ class Producer:
         if key is not None:
             key_bytes = key.encode() if isinstance(key, str) else key
             size += len(key_bytes)
-        if headers or own:
-            own += encode_headers(headers)
+        level = NORMAL if lane is None else lane_of_word(lane)
+        if headers or own or level != NORMAL:
+            own = lane_headers(own + encode_headers(headers), level)
             size += sum(len(name) + len(text or b"") for name, text in own)
         if partition is not None or timestamp_ms is not None:
             _check(partition or 0, timestamp_ms or 0)
@@ -145,19 +148,19 @@ class Producer:
             await self._enter(size)
         else:
             self._used_bytes += size
-        lane = lanes.lane_for(key_bytes, partition)
-        batch = lane.room_for(size)
+        line = lanes.lane_for(key_bytes, partition, level)
+        batch = line.room_for(size)
         records = batch.records
         index = len(records)
         records.append(
             (batch.timestamp_ms if timestamp_ms is None else timestamp_ms, key_bytes, data, own)
         )
-        if lane.partition is None:
+        if line.partition is None:
             batch.partitions.append(partition)
         batch.size += size
         self._waiting += 1
         if index + 1 >= self._batch_records:
-            lane.close_batch()
+            line.close_batch()
             # Somebody who sends in a tight loop would else never let the batch go out.
             await asyncio.sleep(0)
         return Delivery(batch, index)

@@ -145,6 +145,7 @@ class Topics:
         headers: HeaderMap | None = None,
         timestamp_ms: int | None = None,
         partition: int | None = None,
+        lane: str | int | None = None,
         acks: Acks = "all",
         idempotency_key: str | None = None,
     ) -> Place:
@@ -155,7 +156,12 @@ class Topics:
         """
         body = encode_json(
             message_body(
-                value, key=key, headers=headers, timestamp_ms=timestamp_ms, partition=partition
+                value,
+                key=key,
+                headers=headers,
+                timestamp_ms=timestamp_ms,
+                partition=partition,
+                lane=lane,
             )
         )
         reply = await self._publish(name, "messages", body, acks, idempotency_key)
@@ -171,7 +177,7 @@ class Topics:
         idempotency_key: str | None = None,
     ) -> list[Place]:
         """Store all of them, or none. Each is what `publish` takes, by name: `value`, and
-        `key`, `headers`, `timestamp_ms`, `partition` where wanted."""
+        `key`, `headers`, `timestamp_ms`, `partition`, `lane` where wanted."""
         bodies = [message_body(**message) for message in messages]  # type: ignore[arg-type]
         body = encode_json({"messages": bodies})
         reply = await self._publish(name, "batch", body, acks, idempotency_key)

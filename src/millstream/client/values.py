@@ -173,6 +173,7 @@ def message_body(
     headers: HeaderMap | None = None,
     timestamp_ms: int | None = None,
     partition: int | None = None,
+    lane: str | int | None = None,
 ) -> dict[str, object]:
     """A message as the broker reads it in JSON."""
     body: dict[str, object] = {}
@@ -194,6 +195,8 @@ def message_body(
         body["timestamp_ms"] = timestamp_ms
     if partition is not None:
         body["partition"] = partition
+    if lane is not None:
+        body["lane"] = lane
     return body
 
 

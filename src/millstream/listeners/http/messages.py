@@ -31,6 +31,7 @@ from millstream.errors import (
 from millstream.listeners.http.bodies import UNREADABLE, read_body
 from millstream.listeners.http.parameters import OFFSET_MAX, PARTITION_MAX, SHOWN_MAX
 from millstream.log.batch import Headers
+from millstream.wire.lanes import NORMAL, lane_of_word
 
 RECORDS_MAX = 10_000
 HEADERS_MAX = 100
@@ -57,6 +58,9 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
     # Some languages write a whole number with a point.
     timestamp_ms: int | float | None = None
     partition: int | float | None = None
+    # One or the other: two words for one thing.
+    lane: str | int | float | None = None
+    priority: str | int | float | None = None
 
 
 class Messages(msgspec.Struct, forbid_unknown_fields=True):
@@ -144,7 +148,20 @@ def outgoing(message: Message) -> Outgoing:
         timestamp_ms = _time(timestamp_ms)
     if partition is not None:
         partition = _partition(partition)
-    return Outgoing(stored_key, value, headers, timestamp_ms, partition)
+    if message.lane is None and message.priority is None:
+        return Outgoing(stored_key, value, headers, timestamp_ms, partition)
+    lane = lane_said(message.lane, message.priority)
+    return Outgoing(stored_key, value, headers, timestamp_ms, partition, lane)
+
+
+def lane_said(lane: str | float | None, priority: str | float | None) -> int:
+    """The lane of a message that names it, by one name or the other."""
+    if lane is not None and priority is not None:
+        raise BodyInvalid("lane and priority say the same thing; name one of them")
+    word = lane if lane is not None else priority
+    if isinstance(word, float):
+        word = _whole("lane", word)
+    return NORMAL if word is None else lane_of_word(word)
 
 
 def _time(number: float) -> int:

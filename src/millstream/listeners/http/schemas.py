@@ -7,6 +7,7 @@ from millstream.kinds import Choice, Duration, Size
 from millstream.listeners.http.messages import HEADERS_MAX, RECORDS_MAX
 from millstream.listeners.http.parameters import OFFSET_MAX, PARTITION_MAX
 from millstream.listeners.http.route import Parameter, Schema
+from millstream.log.batch import LANES
 
 TOPIC_NAME = r"^(?!\.{1,2}$)(?!__)[a-zA-Z0-9._-]{1,249}$"
 GROUP_NAME = r"^(?!__)[A-Za-z0-9._:-]{1,255}$"
@@ -63,6 +64,7 @@ ANYTHING: Schema = {}
 PARTITION = whole(0, PARTITION_MAX)
 OFFSET = whole()
 TIME = whole()
+LANE_SENT: Schema = {"anyOf": [one_of(*LANES), whole(0, len(LANES) - 1)]}
 
 
 # ---- parameters
@@ -97,6 +99,8 @@ _PLACE_SENT: dict[str, Schema] = {
     "partition": nullable(
         PARTITION | {"description": "By default that of the key; without a key, in turn."}
     ),
+    "lane": nullable(LANE_SENT | {"description": "By default `normal`."}),
+    "priority": nullable(LANE_SENT | {"description": "Another word for `lane`; not both."}),
 }
 _TEXT_KEY: dict[str, Schema] = {"key": nullable(text()), "key_encoding": {"type": "null"}}
 _BYTES_KEY: dict[str, Schema] = {

@@ -27,10 +27,12 @@ from millstream.listeners.http.later import Later, later
 from millstream.listeners.http.messages import (
     header_name,
     idempotency_key,
+    lane_said,
     read_message,
     read_messages,
 )
 from millstream.listeners.http.parameters import OFFSET_MAX, PARTITION_MAX, Parameters
+from millstream.wire.lanes import NORMAL
 
 if TYPE_CHECKING:
     from millstream.broker.publishing import Acks, Published, Publisher
@@ -41,7 +43,9 @@ if TYPE_CHECKING:
 # A query is a line; who has more to say has a body for it.
 HEADERS_IN_QUERY_MAX = 20
 ACKS_PARAMETERS = frozenset(("acks",))
-PUBLISH_PARAMETERS = frozenset(("acks", "key", "partition", "timestamp_ms", "header"))
+PUBLISH_PARAMETERS = frozenset(
+    ("acks", "key", "partition", "timestamp_ms", "header", "lane", "priority")
+)
 OFFSETS_PARAMETERS = frozenset(("partition", "time"))
 _KEY = frozenset(("key",))
 _HEADER = frozenset(("header",))
@@ -200,7 +204,7 @@ def acks_of(parameters: Parameters) -> Acks:
 
 def _completed(record: Outgoing, parameters: Parameters) -> Outgoing:
     """What the body does not say, the query may."""
-    key, value, headers, timestamp_ms, partition = record
+    key, value, headers, timestamp_ms, partition, lane = record
     if key is None and "key" in parameters:
         key = parameters.text("key", "").encode(errors="surrogateescape")
     given_headers = parameters.texts("header")
@@ -223,12 +227,18 @@ def _completed(record: Outgoing, parameters: Parameters) -> Outgoing:
             f"{given_ms} is not a time in milliseconds since 1970", timestamp_ms=given_ms
         )
     given = parameters.whole("partition", None, 0, PARTITION_MAX)
+    if "lane" in parameters and "priority" in parameters:
+        raise ParameterInvalid(
+            "lane and priority say the same thing; name one of them", parameter="priority"
+        )
+    given_lane = lane_said(parameters.text("lane", None), parameters.text("priority", None))
     return Outgoing(
         key,
         value,
         headers,
         given_ms if timestamp_ms is None else timestamp_ms,
         given if partition is None else partition,
+        lane if given_lane == NORMAL or lane != NORMAL else given_lane,
     )
 
 
