@@ -3,10 +3,11 @@
 _.__signature__  # typer makes flags of it
 _.__annotations__
 _.grpc  # `mill config show` prints every field of Settings by its name in the table
-_.kafka
 _.retriable  # clients read it
 _.peer_values  # in the JSON of `mill bench`
-_.eof_received  # the event loop calls it
+_.eof_received  # the event loop calls these
+_.get_buffer
+_.buffer_updated
 _.on_url  # the HTTP parser calls these
 _.on_header
 _.on_body

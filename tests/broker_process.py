@@ -96,6 +96,12 @@ class BrokerProcess:
         scheme = "https" if self.messages("listening")[0]["tls"] else "http"
         return f"{scheme}://{self._address(listener)}{path}"
 
+    @property
+    def kafka(self) -> str:
+        """Where Kafka's clients begin; the flag `--kafka` starts the listener."""
+        wait_until(lambda: self._address("kafka"), "the listener kafka")
+        return str(self._address("kafka"))
+
     def get(
         self, path: str, *, listener: str = "http", headers: Mapping[str, str] | None = None
     ) -> httpx.Response:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from millstream.config_delivery import DELIVERY_ROWS
 from millstream.config_file import Problem, read_settings_file
 from millstream.config_groups import GROUP_ROWS
+from millstream.config_kafka import KAFKA_ROWS
 from millstream.config_queues import QUEUE_ROWS
 from millstream.config_topics import TOPIC_ROWS
 from millstream.errors import SettingInvalid
@@ -92,12 +93,19 @@ class Settings:
 
     http: Address | None
     grpc: Address | None
-    kafka: Address | None
     metrics: Address | None
     allowed_hosts: tuple[str, ...]
     connections_max: int | None
     tls_cert: str | None
     tls_key: str | None
+
+    kafka: Address | None
+    kafka_advertised: Address | None
+    kafka_connections_max: int | None
+    kafka_request_bytes_max: int
+    kafka_requests_max: int
+    kafka_buffer_bytes_max: int
+    kafka_fetch_bytes_max: int
 
     queue_capacity: int
     queue_bytes_max: int
@@ -235,14 +243,6 @@ _LISTENERS = _section(
         "Where gRPC is served. This version has no gRPC listener, so an address is refused.",
     ),
     (
-        "kafka",
-        "kafka",
-        AbsentListener("Kafka"),
-        "off",
-        "Where the Kafka protocol is served. This version has no Kafka listener, so an address "
-        "is refused.",
-    ),
-    (
         "metrics",
         "metrics",
         ListenAddress(),
@@ -275,9 +275,9 @@ _LISTENERS = _section(
         File(),
         "",
         "A file with the broker's certificate and those between it and its authority, in PEM. "
-        "With it, `http` and `metrics` speak TLS (1.2 or newer) and nothing else. The files are "
-        "read again at SIGHUP: new connections then get the new certificate; a pair that cannot "
-        "be used is refused with a message, and the old one stays.",
+        "With it, `http`, `kafka` and `metrics` speak TLS (1.2 or newer) and nothing else. The "
+        "files are read again at SIGHUP: new connections then get the new certificate; a pair "
+        "that cannot be used is refused with a message, and the old one stays.",
     ),
     (
         "tls_key",
@@ -461,6 +461,7 @@ _RETENTION = _section(
     ),
 )
 
+_KAFKA = _section("Kafka", *KAFKA_ROWS)
 _QUEUES = _section("Queues", *QUEUE_ROWS)
 
 _TOPICS = _section("Topics", *TOPIC_ROWS)
@@ -470,6 +471,7 @@ _DELIVERY = _section("Work queues", *DELIVERY_ROWS)
 TABLE: tuple[Setting, ...] = (
     _THE_BROKER
     + _LISTENERS
+    + _KAFKA
     + _LOGS
     + _QUEUES
     + _TOPICS

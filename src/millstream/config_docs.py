@@ -35,7 +35,7 @@ All values are checked together at start. A wrong one ends the start, with exit 
 $ mill serve --http 8080 --kafka :9092
 mill: setting_invalid: 2 settings cannot be used:
   http = '8080' (flag --http) is not HOST:PORT; use HOST:PORT, such as …
-  kafka = ':9092' (flag --kafka) names an address, but this version has no Kafka listener; use `off`
+  kafka = ':9092' (flag --kafka) has no host; use HOST:PORT, such as …
 ```
 
 **Sizes** are whole numbers with K, M, G or T, in binary units: `64K` is 65,536 bytes.

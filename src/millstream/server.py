@@ -12,8 +12,8 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Awaitable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Protocol
 
 import uvloop
 
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from millstream.config import Settings
     from millstream.engine.protocol import Engine
     from millstream.listeners.http.lane import HotRoutes
+    from millstream.listeners.kafka.listener import KafkaListener
 
 LOCK_FILE = "lock"
 SNAPSHOT_FOLDER = "snapshots"
@@ -82,7 +83,16 @@ METRICS_STOP_SECONDS = 0.5
 # Whoever watches has a connection or two.
 METRICS_CONNECTIONS_MAX = 100
 
+# The listeners that clients come to; the other one is for who looks after the broker.
+CLIENTS = ("http", "kafka")
+
 log = get_logger("server")
+
+
+class Listener(Protocol):
+    async def start(self) -> None: ...
+
+    async def stop(self, within_seconds: float) -> None: ...
 
 
 def open_engine(settings: Settings, clock: Clock) -> Engine:
@@ -297,7 +307,7 @@ class Server:
         broker = self._make_broker(engine)
         # Bound before recovery, so that an address in use ends the start at once; connections are
         # refused until a listener starts.
-        listeners = self._bind_listeners(broker)
+        listeners = self._bind_listeners(engine, broker)
         try:
             await self._serve(engine, broker, listeners)
         finally:
@@ -316,9 +326,7 @@ class Server:
             turns=LoopTurns(loop),
         )
 
-    async def _serve(
-        self, engine: Engine, broker: Broker, listeners: dict[str, HttpListener]
-    ) -> None:
+    async def _serve(self, engine: Engine, broker: Broker, listeners: dict[str, Listener]) -> None:
         self._status.health = engine.health
         self._metrics.register(lambda: families(engine.metrics()))
         self._metrics.register(lambda: topic_metrics(broker, self._settings.metrics_topics))
@@ -334,8 +342,9 @@ class Server:
             return
         if not await self._unless_stopped(self._restore_queues()):
             return
-        if "http" in listeners:
-            await listeners["http"].start()
+        for name in CLIENTS:
+            if name in listeners:
+                await listeners[name].start()
         self._warn_of_open_doors()
         calm_collector()
         self._status.phase = "ready"
@@ -343,9 +352,7 @@ class Server:
         log.info("ready")
         await self._stop.wait()
 
-    async def _drain(
-        self, engine: Engine, broker: Broker, listeners: dict[str, HttpListener]
-    ) -> None:
+    async def _drain(self, engine: Engine, broker: Broker, listeners: dict[str, Listener]) -> None:
         """Within `drain_timeout`; what is acknowledged is durable, so cutting off loses nothing."""
         self._status.phase = "draining"
         notify_systemd("STOPPING=1\nSTATUS=draining")
@@ -354,8 +361,8 @@ class Server:
         deadline = self._clock.monotonic() + bound_seconds
         if self._lane is not None:
             self._lane.drain()
-        if "http" in listeners:
-            await listeners["http"].stop(bound_seconds)
+        open_ones = [listeners[name] for name in CLIENTS if name in listeners]
+        await asyncio.gather(*(one.stop(bound_seconds) for one in open_ones))
         if self._keeping is not None:
             self._keeping.cancel()
         if self._settings.snapshot_at_stop == "on":
@@ -403,19 +410,45 @@ class Server:
                 messages = sum(one.messages for one in kept)
                 log.info("queues kept", queues=len(kept), messages=messages)
 
-    def _bind_listeners(self, broker: Broker) -> dict[str, HttpListener]:
-        addresses = {"http": self._settings.http, "metrics": self._settings.metrics}
+    def _addresses(self) -> dict[str, Address]:
+        settings = self._settings
+        wanted = {"http": settings.http, "kafka": settings.kafka, "metrics": settings.metrics}
+        return {name: address for name, address in wanted.items() if address is not None}
+
+    def _bind_listeners(self, engine: Engine, broker: Broker) -> dict[str, Listener]:
         bound: dict[str, socket.socket] = {}
         try:
-            for name, address in addresses.items():
-                if address is not None:
-                    bound[name] = bind(name, address)
+            for name, address in self._addresses().items():
+                bound[name] = bind(name, address)
         except BaseException:
             for taken in bound.values():
                 taken.close()
             raise
-        makers = {"http": self._http_listener, "metrics": self._metrics_listener}
-        return {name: makers[name](taken, broker) for name, taken in bound.items()}
+        makers: dict[str, Callable[[socket.socket], Listener]] = {
+            "http": lambda taken: self._http_listener(taken, broker),
+            "kafka": lambda taken: self._kafka_listener(taken, engine, broker),
+            "metrics": lambda taken: self._metrics_listener(taken, broker),
+        }
+        return {name: makers[name](taken) for name, taken in bound.items()}
+
+    def _kafka_listener(
+        self, bound: socket.socket, engine: Engine, broker: Broker
+    ) -> KafkaListener:
+        # Here, because kafka-python takes a third of a second that most starts do not need.
+        from millstream.listeners.kafka.assemble import kafka_listener
+
+        settings, certificates = self._settings, self._certificates
+        listener = kafka_listener(
+            bound,
+            engine,
+            broker,
+            settings,
+            address=_address_of(bound),
+            connections_max=settings.kafka_connections_max or max(1, self._connections_max // 2),
+            tls=certificates.context if certificates is not None else None,
+        )
+        self._metrics.register(listener.metrics)
+        return listener
 
     def _http_listener(self, bound: socket.socket, broker: Broker) -> HttpListener:
         settings = self._settings
@@ -476,15 +509,10 @@ class Server:
         return guard
 
     def _warn_of_open_doors(self) -> None:
-        settings = self._settings
-        addresses = {"http": settings.http, "metrics": settings.metrics}
-        if not any(addresses.values()):
+        addresses = self._addresses()
+        if not addresses:
             return
-        exposed = [
-            f"{name} {address}"
-            for name, address in addresses.items()
-            if address is not None and not address.is_loopback
-        ]
+        exposed = [f"{name} {one}" for name, one in addresses.items() if not one.is_loopback]
         if exposed:
             log.warning(
                 "there is no access control: everyone who can reach this address can use the "

@@ -412,6 +412,12 @@ class LocalEngine:
         size = partition.size_bytes - partition.active.size + partition.tail
         return Extent(size, len(partition.segments), partition.leader_epoch)
 
+    def leader_epoch(self, id: PartitionId) -> int:
+        return self._running().partition(id).leader_epoch
+
+    def epoch_end(self, id: PartitionId, epoch: int) -> tuple[int, int]:
+        return self._running().partition(id).epoch_end(epoch)
+
     def find(self, id: PartitionId, timestamp: int) -> Pending[tuple[int, int] | None]:
         pending: Pending[tuple[int, int] | None] = Pending()
         try:

@@ -233,6 +233,14 @@ class MemoryEngine:
         """No files, and one start."""
         return Extent(sum(len(one.data) for one in self._partition(id).log), 0, 0)
 
+    def leader_epoch(self, id: PartitionId) -> int:
+        self._partition(id)
+        return 0
+
+    def epoch_end(self, id: PartitionId, epoch: int) -> tuple[int, int]:
+        partition = self._partition(id)
+        return (-1, -1) if epoch < 0 or not partition.next_offset else (0, partition.next_offset)
+
     def find(self, id: PartitionId, timestamp: int) -> Pending[tuple[int, int] | None]:
         try:
             partition = self._partition(id)

@@ -112,6 +112,15 @@ class Engine(Protocol):
 
     def extent(self, id: PartitionId) -> Extent: ...
 
+    def leader_epoch(self, id: PartitionId) -> int:
+        """Who leads the partition, counted by starts."""
+        ...
+
+    def epoch_end(self, id: PartitionId, epoch: int) -> tuple[int, int]:
+        """The newest epoch up to this one that has records, and the offset where it ended: by it
+        a client finds out whether what it read is still there. (-1, -1) when there is none."""
+        ...
+
     def find(self, id: PartitionId, timestamp: int) -> Pending[tuple[int, int] | None]:
         """Offset and time of the first record at or after a time; None when all are older."""
         ...

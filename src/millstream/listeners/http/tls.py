@@ -62,7 +62,7 @@ class TlsDoor:
         self,
         bound: socket.socket,
         context: ssl.SSLContext,
-        make: Callable[[], asyncio.Protocol],
+        make: Callable[[], asyncio.BaseProtocol],
         *,
         backlog: int,
         connections_max: int,

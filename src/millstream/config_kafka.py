@@ -1,0 +1,68 @@
+"""Settings of the Kafka listener, as rows of the one table in config.py."""
+
+from __future__ import annotations
+
+from millstream.kinds import Integer, Kind, ListenAddress, Size
+
+_MIB = 1 << 20
+
+KAFKA_ROWS: tuple[tuple[str, str, Kind, str, str], ...] = (
+    (
+        "kafka",
+        "kafka",
+        ListenAddress(),
+        "off",
+        "Where the Kafka protocol is served; Kafka's own port is 9092. There is no access control "
+        "yet: an address other than the loopback lets everyone who can reach it in. With "
+        "`tls_cert` it speaks TLS and nothing else. Port 0 takes a free port.",
+    ),
+    (
+        "kafka_advertised",
+        "kafka_advertised",
+        ListenAddress(),
+        "off",
+        "Where Kafka's clients are told to connect: they ask once, and then go where they are "
+        "told. `off` tells each the address at which it reached the broker, which is right unless "
+        "something in between translates addresses, such as a container's published port.",
+    ),
+    (
+        "kafka_connections_max",
+        "kafka_connections_max",
+        Integer(1, 2**31 - 1, otherwise="auto"),
+        "auto",
+        "How many connections `kafka` has open at a time; one more is closed at once. A client "
+        "opens two or three. `auto` is half of what `connections_max` comes to.",
+    ),
+    (
+        "kafka_request_bytes_max",
+        "kafka_request_bytes_max",
+        Size(64 * 1024, 1 << 30),
+        "100M",
+        "The largest request of a Kafka client. A larger one ends its connection. It has to hold "
+        "all batches that a producer sends at once.",
+    ),
+    (
+        "kafka_requests_max",
+        "kafka_requests_max",
+        Integer(1, 100_000),
+        "100",
+        "How many requests of one connection may wait for their answers. While as many do, the "
+        "connection is not read.",
+    ),
+    (
+        "kafka_buffer_bytes_max",
+        "kafka_buffer_bytes_max",
+        Size(_MIB, 1 << 40),
+        "512M",
+        "How many bytes all Kafka connections hold together: requests that arrive or wait for "
+        "their answers, and answers that are not read. While they hold as many, none is read.",
+    ),
+    (
+        "kafka_fetch_bytes_max",
+        "kafka_fetch_bytes_max",
+        Size(1024, 1 << 30),
+        "55M",
+        "About how many bytes one fetch gives, whatever its client asks for; the first batch "
+        "always comes whole.",
+    ),
+)

@@ -1,0 +1,52 @@
+"""What all handlers of the listener work with."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from millstream.listeners.kafka.codes import code_of
+from millstream.wire.kafka.codes import Code
+
+if TYPE_CHECKING:
+    from millstream.broker.broker import Broker
+    from millstream.engine.protocol import Engine
+    from millstream.kinds import Address
+    from millstream.listeners.kafka.apis import Call
+    from millstream.listeners.kafka.connection import Counts
+
+# The topic whose UUID is the cluster's: every data directory has its own.
+CLUSTER_TOPIC = "__topics"
+
+
+@dataclass(slots=True)
+class Context:
+    broker: Broker
+    engine: Engine
+    counts: Counts
+    node_id: int
+    # What clients are told to come to; None is where they came to already.
+    advertised: Address | None = None
+    _cluster_id: str = field(default="", init=False)
+
+    @property
+    def cluster_id(self) -> str:
+        """As Kafka writes one: 16 bytes in base64, without padding."""
+        if not self._cluster_id:
+            uuid = next(one.uuid for one in self.engine.topics() if one.name == CLUSTER_TOPIC)
+            self._cluster_id = base64.urlsafe_b64encode(uuid).rstrip(b"=").decode()
+        return self._cluster_id
+
+    def place(self, call: Call) -> Address:
+        """Where this broker is, for a client."""
+        return self.advertised or call.here
+
+    def code(self, error: BaseException) -> Code:
+        """Of an error that goes into an answer; counted."""
+        return self.count(code_of(error))
+
+    def count(self, code: Code) -> Code:
+        errors = self.counts.errors
+        errors[code.name] = errors.get(code.name, 0) + 1
+        return code
