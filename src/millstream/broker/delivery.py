@@ -144,9 +144,10 @@ class Delivery:
     ) -> Generator[Pending[Any], Any, Received]:
         has_waited = False
         while True:
-            room, limited_by = self._granting.room(shares[0], wish)
+            room = self._granting.room(shares[0], wish)
+            limited_by = room.limited_by
             taking = Taking(room, wish.bytes_max)
-            if room:
+            if room.count:
                 yield from self._take(polling, shares, taking)
             if polling.is_over and taking.taken:
                 self._granting.give_up(taking)
@@ -268,9 +269,8 @@ class Delivery:
             self._granting.arm(share, grant, rest_ms / 1000)
         for one in list(ledger.open.values()):
             if one.state == WAITING:
-                most_ms = max(share.topic.settings.retry_delay_max_ms, one.when_ms - now_ms)
-                rest_ms = min(max(one.when_ms - now_ms, 0), most_ms)
-                self._settling.wait(share, ledger, one, one.when_ms, rest_ms / 1000)
+                rest_ms = min(max(one.when_ms - now_ms, 0), one.wait_ms)
+                self._settling.wait(share, ledger, one, rest_ms / 1000)
 
     def drain(self) -> None:
         """Before a stop: receives that wait are answered now, without records."""

@@ -10,6 +10,7 @@ records are ready again, as if nobody had asked.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import structlog
@@ -48,6 +49,16 @@ class Wish(NamedTuple):
     member: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How many records a receive may have, how many of them nobody had yet, and what keeps there
+    from being more."""
+
+    count: int
+    fresh: int
+    limited_by: Literal["member", "group"] | None
+
+
 class _Part:
     """What a receive takes of one ledger."""
 
@@ -67,10 +78,11 @@ class _Part:
 class Taking:
     """A receive that gathers records of several partitions and topics."""
 
-    __slots__ = ("bytes_left", "count_left", "parts", "taken")
+    __slots__ = ("bytes_left", "count_left", "fresh_left", "parts", "taken")
 
-    def __init__(self, count: int, bytes_max: int) -> None:
-        self.count_left = count
+    def __init__(self, room: Room, bytes_max: int) -> None:
+        self.count_left = room.count
+        self.fresh_left = room.fresh
         self.bytes_left = bytes_max
         self.taken = 0
         self.parts: dict[Ledger, tuple[Share, _Part]] = {}
@@ -108,16 +120,19 @@ class Granting:
         self._expired = expired
         self._random_hex = random_hex
 
-    def room(self, share: Share, wish: Wish) -> tuple[int, Literal["member", "group"] | None]:
-        """How many records may be given, and what else keeps there from being more."""
+    def room(self, share: Share, wish: Wish) -> Room:
+        """What is in flight already, and came back, may always go out again: it would block the
+        group for good if it had to wait for room that it takes itself."""
         crew, options = share.crew, self._shares.options
-        room = options.group_inflight_max - crew.open_count
-        limit: Literal["member", "group"] = "group"
+        count = wish.count_max
+        fresh = options.group_inflight_max - crew.open_count
+        limited_by: Literal["member", "group"] | None = "group" if fresh < count else None
         if wish.member is not None:
             of_member = options.member_inflight_max - crew.inflight.get(wish.member, 0)
-            if of_member < room:
-                room, limit = of_member, "member"
-        return (wish.count_max, None) if room >= wish.count_max else (max(room, 0), limit)
+            if of_member < count:
+                count = max(of_member, 0)
+                limited_by = "member" if count <= fresh else "group"
+        return Room(count, max(min(fresh, count), 0), limited_by)
 
     # ---- taking
 
@@ -175,10 +190,12 @@ class Granting:
         self, share: Share, ledger: Ledger, lane: int, taking: Taking, most: int
     ) -> Steps:
         before = taking.taken
-        if ledger.ready[lane]:
-            yield from self._take_ready(share, ledger, lane, taking, min(most, taking.count_left))
+        while ledger.ready[lane] and taking.taken - before < most and not taking.is_full:
+            left = min(most - (taking.taken - before), taking.count_left)
+            if not (yield from self._take_ready(share, ledger, lane, taking, left)):
+                break
         while not (taking.is_full or share.is_gone or ledger.is_reading):
-            left = most - (taking.taken - before)
+            left = min(most - (taking.taken - before), taking.fresh_left)
             if ledger.keys and share.crew.open_count >= self._shares.options.group_inflight_max:
                 # What is held for its key counts too, or one busy key would hold everything.
                 return
@@ -247,19 +264,21 @@ class Granting:
                 part.held.append(one)
             else:
                 one.is_busy = True
+                taking.fresh_left -= 1
                 taking.add(part, one, record)
         ledger.move_cursor(lane, min(fetched.next_offset, end))
 
     def _take_ready(
         self, share: Share, ledger: Ledger, lane: int, taking: Taking, most: int
-    ) -> Steps:
+    ) -> Generator[Pending[Any], Any, bool]:
+        """Whether it is worth while to look again, because some are not there any more."""
         ones = ledger.take_ready(lane, most)
         if not ones:
-            return
+            return False
         epoch = ledger.epoch
         found = yield from self.records(share, ledger, [one.offset for one in ones])
         if ledger.epoch != epoch:
-            return
+            return False
         part = taking.part(share, ledger)
         lost: list[Open] = []
         for one in ones:
@@ -272,6 +291,7 @@ class Granting:
                 taking.add(part, one, record)
         if lost:
             self.forget(share, ledger, lost)
+        return bool(lost)
 
     def records(
         self, share: Share, ledger: Ledger, offsets: Sequence[int]

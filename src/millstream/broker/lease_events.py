@@ -27,6 +27,7 @@ class OpenRecord(msgspec.Struct, array_like=True, frozen=True):
     key: int = 0
     nonce: str = ""
     member: str | None = None
+    # Of the lease, or the wait, when it began.
     duration_ms: int = 0
     # When the lease, or the wait for the next try, runs out.
     when_ms: int = 0
@@ -95,6 +96,8 @@ class Retried(msgspec.Struct, array_like=True, frozen=True, tag=5):
     first_failure_ms: int
     last_failure_ms: int
     error: str
+    # How long that is from when it was said.
+    wait_ms: int
 
 
 class Extended(msgspec.Struct, array_like=True, frozen=True, tag=6):

@@ -6,6 +6,14 @@ none behind it that built on it: all that was gathered meanwhile is refused with
 noted an event takes it back. A ledger that was part of that writes its whole state before its next
 event, because the journal knows nothing of what was taken back.
 
+A state is what is in memory when its append is made, and events that were noted before are in the
+same append behind it. Those of a ledger that was put elsewhere since (a reset) are left out: the
+state has it that they never were.
+
+When the mode of a topic changes, its ledgers go on in another journal. Their states are written
+there after all that was noted in the old one is durable, and the old one forgets them after that:
+a crash in between finds both, and takes the newer.
+
 What is to happen together with other partitions, as a dead letter does, is an append of its own,
 so that a batch that is refused elsewhere takes no other event along.
 
@@ -51,7 +59,8 @@ class _Parcel:
     __slots__ = ("entries", "ledgers", "pending", "values")
 
     def __init__(self, entries: Sequence[Entry] = ()) -> None:
-        self.values: list[bytes] = []
+        # Whose event it is, of which epoch.
+        self.values: list[tuple[Ledger | None, int, bytes]] = []
         self.ledgers: dict[Ledger, None] = {}
         self.entries = entries
         self.pending: Pending[None] = Pending()
@@ -64,8 +73,10 @@ class LeaseJournal:
         "_cut_records",
         "_engine",
         "_flying",
+        "_gates",
         "_is_cutting",
         "_is_submitting",
+        "_left",
         "_next_number",
         "_turns",
         "_waiting",
@@ -85,6 +96,10 @@ class LeaseJournal:
         self._waiting: deque[_Parcel] = deque()
         self._flying: _Parcel | None = None
         self._is_submitting = False
+        # Other journals that have something under way of ledgers that are now here.
+        self._gates: list[Pending[None]] = []
+        # Ledgers that went to another journal and are not durable there: number and anchor.
+        self._left: dict[int, int] = {}
         # Since the last cut.
         self._cut_bytes = 0
         self._cut_records = 0
@@ -98,26 +113,43 @@ class LeaseJournal:
         if before is self:
             return
         if before is not None:
-            before.drop(ledger)
+            before.leave(ledger)
+            self._gates.append(before.settled())
         ledger.journal = self
         ledger.number = self._next_number
         self._next_number += 1
         ledger.needs_state = True
         self.ledgers[ledger.number] = ledger
 
+    def leave(self, ledger: Ledger) -> None:
+        """It goes on elsewhere; here it is kept until it is durable there."""
+        del self.ledgers[ledger.number]
+        self._left[ledger.number] = ledger.anchor
+        ledger.left.append((self, ledger.number))
+
     def drop(self, ledger: Ledger) -> Pending[None]:
         """Forget a ledger."""
         del self.ledgers[ledger.number]
         ledger.journal = None
+        self._forget_left(ledger)
+        return self._note_dropped(ledger.number)
+
+    def _forget_left(self, ledger: Ledger) -> None:
+        left, ledger.left = ledger.left, []
+        for journal, number in left:
+            del journal._left[number]
+            journal._note_dropped(number)
+
+    def _note_dropped(self, number: int) -> Pending[None]:
         parcel = self._parcel()
-        parcel.values.append(events.encode(events.Dropped(ledger.number)))
+        parcel.values.append((None, 0, events.encode(events.Dropped(number))))
         return parcel.pending
 
     def note(self, ledger: Ledger, event: events.Event, records: int) -> Pending[None]:
         """Done when it is durable. `records` is about how many of them it is for."""
         parcel = self._parcel()
         parcel.ledgers[ledger] = None
-        parcel.values.append(events.encode(event))
+        parcel.values.append((ledger, ledger.epoch, events.encode(event)))
         self._cut_records += records
         return parcel.pending
 
@@ -127,7 +159,7 @@ class LeaseJournal:
         """The same in one atomic append with batches for other partitions."""
         parcel = _Parcel(entries)
         parcel.ledgers[ledger] = None
-        parcel.values.append(events.encode(event))
+        parcel.values.append((ledger, ledger.epoch, events.encode(event)))
         self._waiting.append(parcel)
         self._soon()
         return parcel.pending
@@ -160,6 +192,11 @@ class LeaseJournal:
         self._is_submitting = False
         if self._flying is not None or not self._waiting:
             return
+        while self._gates:
+            if not self._gates[-1].is_done:
+                self._gates[-1].then(lambda _: self._submit())
+                return
+            self._gates.pop()
         parcel = self._flying = self._waiting.popleft()
         try:
             stated, entries = self._encoded(parcel)
@@ -183,7 +220,11 @@ class LeaseJournal:
         for ledger in stated:
             ledger.version += 1
             values += map(events.encode, ledger.state_events())
-        values += parcel.values
+        values += [
+            value
+            for ledger, epoch, value in parcel.values
+            if ledger is None or ledger.epoch == epoch or ledger not in stated
+        ]
         now_ms = self._clock.wall_ms()
         entries: list[Entry] = []
         fields: list[batches.Fields] = []
@@ -210,6 +251,8 @@ class LeaseJournal:
                 base = result if isinstance(result, int) else result[0]
                 for ledger in stated:
                     ledger.anchor = base
+                    if ledger.left:
+                        self._forget_left(ledger)
             parcel.pending.succeed(None)
         else:
             refused = [parcel]
@@ -250,6 +293,7 @@ class LeaseJournal:
             if part:
                 yield self.write_state(part)
         anchors = [one.anchor for one in self.ledgers.values() if one.anchor >= 0]
+        anchors += [anchor for anchor in self._left.values() if anchor >= 0]
         yield self._engine.trim(self.partition, min([end, *anchors]))
 
     # ---- the start

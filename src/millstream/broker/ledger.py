@@ -95,6 +95,7 @@ class Open:
         "offset",
         "state",
         "timer",
+        "wait_ms",
         "when_ms",
     )
 
@@ -108,7 +109,9 @@ class Open:
         self.is_busy = False
         self.grant: Grant | None = None
         self.failure: Failure | None = None
+        # While it waits: until when, and how long that was when it began.
         self.when_ms = 0
+        self.wait_ms = 0
         self.timer: Timer | None = None
 
 
@@ -123,6 +126,7 @@ class Ledger:
         "journal",
         "keys",
         "last_served",
+        "left",
         "needs_state",
         "number",
         "open",
@@ -159,6 +163,8 @@ class Ledger:
         self.version = 0
         self.anchor = -1
         self.needs_state = True
+        # Journals that it was in before, and its numbers there, until it is durable in this one.
+        self.left: list[tuple[LeaseJournal, int]] = []
 
     # ---- looking
 
@@ -195,9 +201,6 @@ class Ledger:
             found.is_busy = True
             taken.append(found)
         return taken
-
-    def ready_count(self) -> int:
-        return sum(1 for one in self.open.values() if one.state == READY)
 
     # ---- changing
 
@@ -270,14 +273,14 @@ class Ledger:
         self.needs_state = True
         return gone
 
-    def clamp(self, end: int) -> bool:
-        """Nothing may lie past the end of what recovery has found; whether something did."""
-        past = [one for one in self.open.values() if one.offset >= end]
-        if not past and max(self.cursors) <= end:
+    def clamp(self, start: int, end: int) -> bool:
+        """Nothing may lie outside of what recovery has found; whether something did."""
+        outside = [offset for offset in self.open if not start <= offset < end]
+        if not outside and start <= min(self.cursors) and max(self.cursors) <= end:
             return False
-        for one in past:
-            self.remove(one)
-        self.cursors = [min(cursor, end) for cursor in self.cursors]
+        for offset in outside:
+            del self.open[offset]
+        self.cursors = [max(start, min(cursor, end)) for cursor in self.cursors]
         self.needs_state = True
         return True
 
@@ -334,7 +337,8 @@ class Ledger:
                     one.deliveries = event.runs[at + 2]
             case events.Retried():
                 one = self._opened(event.offset)
-                one.grant, one.state, one.when_ms = None, WAITING, event.when_ms
+                one.grant, one.state = None, WAITING
+                one.when_ms, one.wait_ms = event.when_ms, event.wait_ms
                 one.deliveries = event.deliveries
                 one.failure = Failure(event.first_failure_ms, event.last_failure_ms, event.error)
             case events.Extended():
@@ -358,7 +362,13 @@ class Ledger:
         held = event.held
         for at in range(0, len(held), 3):
             self._opened(*held[at : at + 3])
-        self.cursors = event.cursors
+        # A state that was written later may stand before this, and has passed more already.
+        cursors = event.cursors
+        if len(self.cursors) < len(cursors):
+            self.use_lanes()
+        elif len(cursors) < len(self.cursors):
+            cursors = cursors * len(self.cursors)
+        self.cursors = list(map(max, self.cursors, cursors))
 
     def _apply_extended(self, event: events.Extended) -> None:
         """Those that have one deadline now are one grant."""
@@ -390,14 +400,15 @@ class Ledger:
             grant.opens.append(one)
             one.state, one.grant = LEASED, grant
         elif record.when_ms:
-            one.state, one.when_ms = WAITING, record.when_ms
+            one.state = WAITING
+            one.when_ms, one.wait_ms = record.when_ms, record.duration_ms
 
     def loaded(self) -> None:
         """All events are applied: find what is ready, and whose turn it is within each key."""
         self.keys = {}
         self.ready = [[] for _ in LANES]
-        for offset in sorted(self.open):
-            one = self.open[offset]
+        # Of a key, whoever was given out goes first: another lane may have been before its own.
+        for one in sorted(self.open.values(), key=_turn):
             if one.key:
                 line = self.keys.setdefault(one.key, deque())
                 line.append(one)
@@ -405,7 +416,7 @@ class Ledger:
                     one.state, one.grant = HELD, None
                     continue
             if one.state == READY:
-                heappush(self.ready[one.lane], offset)
+                heappush(self.ready[one.lane], one.offset)
 
     def grants(self) -> list[Grant]:
         """Those that have leased records, at a start: each with just those."""
@@ -418,6 +429,10 @@ class Ledger:
         return list(found)
 
 
+def _turn(one: Open) -> tuple[bool, bool, int]:
+    return one.state == READY, not one.deliveries, one.offset
+
+
 def _recorded(one: Open) -> OpenRecord:
     grant, failure = one.grant, one.failure
     first_ms, last_ms, error = (0, 0, "")
@@ -428,8 +443,10 @@ def _recorded(one: Open) -> OpenRecord:
         lease: tuple[str, str | None, int, int] = (LEFT_NONCE, None, 1, 1)
     elif grant is not None:
         lease = (grant.nonce, grant.member, grant.duration_ms, grant.deadline_ms)
+    elif one.state == WAITING:
+        lease = ("", None, one.wait_ms, one.when_ms)
     else:
-        lease = ("", None, 0, one.when_ms if one.state == WAITING else 0)
+        lease = ("", None, 0, 0)
     return OpenRecord(
         one.offset, one.lane, one.deliveries, one.key, *lease, first_ms, last_ms, error
     )

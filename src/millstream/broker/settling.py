@@ -286,6 +286,7 @@ class Settling:
         share, ledger = work.share, work.ledger
         epoch = ledger.epoch
         deadline_ms = self._shares.around.clock.wall_ms() + duration_ms
+        deadline_s = self._now() + duration_ms / 1000
         offsets = sorted(one.offset for _, one in extended)
         event = events.Extended(ledger.number, deadline_ms, duration_ms, events.runs_of(offsets))
         journal = self._shares.journal(share, ledger)
@@ -300,12 +301,17 @@ class Settling:
                 request.say(at, "extended", deadline_ms)
             share.crew.counts.extended += len(ones)
             if ledger.epoch == epoch:
-                self._prolong(share, ledger, ones, duration_ms, deadline_ms)
+                self._prolong(share, ones, duration_ms, deadline_ms, deadline_s)
 
         request.after(journal.note(ledger, event, len(offsets)), done)
 
     def _prolong(
-        self, share: Share, ledger: Ledger, ones: list[Open], duration_ms: int, deadline_ms: int
+        self,
+        share: Share,
+        ones: list[Open],
+        duration_ms: int,
+        deadline_ms: int,
+        deadline_s: float,
     ) -> None:
         """Those of one grant become a grant of their own."""
         grants: dict[Grant, Grant] = {}
@@ -316,10 +322,9 @@ class Settling:
                 continue
             new = grants.get(old)
             if new is None:
-                new = Grant(ledger, old.nonce, old.member, duration_ms, deadline_ms)
+                new = Grant(old.ledger, old.nonce, old.member, duration_ms, deadline_ms)
                 grants[old] = new
-                rest = (deadline_ms - self._shares.around.clock.wall_ms()) / 1000
-                self.granting.arm(share, new, min(max(rest, 0.0), duration_ms / 1000))
+                self.granting.arm(share, new, max(deadline_s - self._now(), 0.0))
             one.grant = new
             new.opens.append(one)
             new.left += 1
@@ -335,7 +340,7 @@ class Settling:
         share, ledger = work.share, work.ledger
         settings = share.topic.settings
         now_ms = self._shares.around.clock.wall_ms()
-        again: list[tuple[_Failed, int]] = []
+        again: list[_Failed] = []
         last: list[_Failed] = []
         counts = share.crew.counts
         for failed in work.failed:
@@ -352,7 +357,8 @@ class Settling:
                     delay_ms = settle.delay_ms
                     if delay_ms is None:
                         delay_ms = backoff_ms(settings, one.deliveries)
-                    again.append((failed, now_ms + delay_ms))
+                    one.when_ms, one.wait_ms = now_ms + delay_ms, delay_ms
+                    again.append(failed)
         share.crew.breaker.settled(self._now(), failed=len(work.failed))
         if again:
             self._retry(request, share, ledger, again)
@@ -361,58 +367,52 @@ class Settling:
             if ones:
                 self._end(request, share, ledger, ones, reason)  # type: ignore[arg-type]
 
-    def _retry(
-        self, request: _Request, share: Share, ledger: Ledger, again: list[tuple[_Failed, int]]
-    ) -> None:
+    def _retry(self, request: _Request, share: Share, ledger: Ledger, again: list[_Failed]) -> None:
         epoch = ledger.epoch
-        ones = [failed.one for failed, _ in again]
+        ones = [failed.one for failed in again]
 
         def done(error: BaseException | None) -> None:
             if error is not None:
-                request.fail_parts([failed.at for failed, _ in again], error)
+                request.fail_parts([failed.at for failed in again], error)
                 self._put_back(share, ledger, epoch, ones)
                 return
-            for failed, when_ms in again:
-                request.say(failed.at, "retried", when_ms)
+            for failed in again:
+                request.say(failed.at, "retried", failed.one.when_ms)
             if ledger.epoch == epoch:
-                self._wait(share, ledger, [(failed.one, when) for failed, when in again])
+                self._wait(share, ledger, ones)
 
-        whens = [(failed.one, when_ms) for failed, when_ms in again]
-        request.after(self._note_retried(share, ledger, whens), done)
+        request.after(self._note_retried(share, ledger, ones), done)
 
-    def _note_retried(
-        self, share: Share, ledger: Ledger, ones: list[tuple[Open, int]]
-    ) -> Pending[None]:
+    def _note_retried(self, share: Share, ledger: Ledger, ones: list[Open]) -> Pending[None]:
         journal = self._shares.journal(share, ledger)
         pending: Pending[None] = Pending.of(None)
-        for one, when_ms in ones:
+        for one in ones:
             failure = one.failure
             assert failure is not None
             event = events.Retried(
                 ledger.number,
                 one.offset,
                 one.deliveries,
-                when_ms,
+                one.when_ms,
                 failure.first_ms,
                 failure.last_ms,
                 failure.error,
+                one.wait_ms,
             )
             pending = journal.note(ledger, event, 1)
         # All are part of one append.
         return pending
 
-    def _wait(self, share: Share, ledger: Ledger, ones: list[tuple[Open, int]]) -> None:
-        now_ms = self._shares.around.clock.wall_ms()
-        for one, when_ms in ones:
+    def _wait(self, share: Share, ledger: Ledger, ones: list[Open]) -> None:
+        for one in ones:
             self._shares.end_lease(share.crew, one)
-            self.wait(share, ledger, one, when_ms, (when_ms - now_ms) / 1000)
+            self.wait(share, ledger, one, one.wait_ms / 1000)
         share.news()
 
-    def wait(self, share: Share, ledger: Ledger, one: Open, when_ms: int, seconds: float) -> None:
+    def wait(self, share: Share, ledger: Ledger, one: Open, seconds: float) -> None:
         """It comes back after a while, on the monotonic clock; now, when there is none left."""
         one.is_busy = False
         one.state = WAITING
-        one.when_ms = when_ms
         if seconds <= 0:
             ledger.make_ready(one)
             return
@@ -528,10 +528,13 @@ class Settling:
                 self._gone(share, ledger, ones)
             return outcome, 0
         if share.crew.breaker.is_open(self._now()):
-            when_ms = self._shares.around.clock.wall_ms() + topic.settings.retry_delay_max_ms
-            yield self._note_retried(share, ledger, [(one, when_ms) for one in ones])
+            delay_ms = topic.settings.retry_delay_max_ms
+            when_ms = self._shares.around.clock.wall_ms() + delay_ms
+            for one in ones:
+                one.when_ms, one.wait_ms = when_ms, delay_ms
+            yield self._note_retried(share, ledger, ones)
             if ledger.epoch == epoch:
-                self._wait(share, ledger, [(one, when_ms) for one in ones])
+                self._wait(share, ledger, ones)
             return "retried", when_ms
         dlq = yield self._dead_letters.ensure(topic)
         offsets = sorted(one.offset for one in ones)

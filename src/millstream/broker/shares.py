@@ -267,7 +267,11 @@ class Shares:
     def journal(self, share: Share, ledger: Ledger) -> LeaseJournal:
         """The one of the topic's mode, which may have changed."""
         journal = self.journals[share.topic.settings.fsync]
-        journal.adopt(ledger)
+        if ledger.journal is not journal:
+            # All of them, so that after a crash none begins where its group never did.
+            for one in share.ledgers:
+                journal.adopt(one)
+            journal.write_state(share.ledgers)
         return journal
 
     def end_lease(self, crew: Crew, one: Open) -> None:
@@ -497,21 +501,25 @@ class Shares:
 
     def _restore(self, group: str, topic: str, ledgers: dict[int, Ledger]) -> Share:
         share = self._make(self._crew(group), self.around.topics.get(topic))
-        past = 0
+        outside = 0
         for number in range(share.topic.partitions):
             ledger = ledgers.get(number)
             if ledger is None:
                 self._add_ledger(share, number, "earliest")
                 continue
             share.ledgers.append(ledger)
-            end = self.around.reader.offsets(topic, number).high_watermark
-            if ledger.clamp(end):
-                past += 1
+            if ledger.clamp(*self.around.reader.offsets(topic, number)):
+                outside += 1
                 self.journal(share, ledger).write_state((ledger,))
             ledger.loaded()
             self.moved(share, ledger)
-        if past:
-            _logger().warning("leases lay past the end", group=group, topic=topic, partitions=past)
+        if outside:
+            _logger().warning(
+                "leases lay outside of their partitions, and ended",
+                group=group,
+                topic=topic,
+                partitions=outside,
+            )
         return share
 
     def stop(self) -> None:

@@ -1,0 +1,35 @@
+"""Leases are held to their promises: at random, and with the plug pulled at any moment."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from faults.lease_script import Script
+
+IS_FULL = os.environ.get("MILLSTREAM_FAULTS") == "full"
+
+
+@pytest.mark.parametrize("with_lanes", [False, True], ids=["plain", "lanes"])
+@pytest.mark.parametrize("order", ["none", "key"])
+@pytest.mark.parametrize("seed", range(300 if IS_FULL else 2))
+def test_what_workers_do_at_random_agrees_with_the_model(
+    seed: int, order: str, with_lanes: bool
+) -> None:
+    script = Script(seed, every=0, order=order, with_lanes=with_lanes)
+    script.run(1200)
+    assert script.deliveries > 100
+    assert script.refused > 5
+    assert script.restarts > 5
+    assert script.turned > 0
+
+
+@pytest.mark.parametrize("mode", ["every", "interval", "none"])
+@pytest.mark.parametrize("seed", range(60 if IS_FULL else 2))
+def test_the_plug_is_pulled_while_workers_settle(seed: int, mode: str) -> None:
+    order, with_lanes = ("none", "key")[seed % 2], seed % 4 > 1
+    script = Script(seed, every=15, mode=mode, order=order, with_lanes=with_lanes)
+    script.run(400)
+    assert script.pulled > 15
+    assert script.deliveries > 50
