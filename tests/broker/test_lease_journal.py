@@ -18,6 +18,7 @@ from faults.simulated_disk import SimulatedDisk
 from millstream.broker.delivery_values import Settle
 from millstream.broker.group_offsets import ResetTo
 from millstream.log import batch as batches
+from millstream.log.batch import LANE_HEADER
 
 
 def durable_house(settings: dict[str, object], partitions: int = 1) -> House:
@@ -150,7 +151,9 @@ def test_a_key_that_was_leased_in_a_quicker_lane_is_leased_after_a_restart() -> 
     house = durable_house({"delivery_order": "key"})
     house.done(house.broker.topics.use_lanes("jobs"))
     for value, lane in ((b"normal", None), (b"critical", "critical")):
-        fields: list[batches.Fields] = [(house.scheduler.clock.wall_ms(), b"k", value, ())]
+        headers = ((LANE_HEADER, lane.encode()),) if lane is not None else ()
+        now_ms = house.scheduler.clock.wall_ms()
+        fields: list[batches.Fields] = [(now_ms, b"k", value, headers)]
         data = batches.encode(fields, lane=lane)
         house.done(house.broker.publisher.publish_batch("jobs", 0, data))
     (record,) = receive(house)

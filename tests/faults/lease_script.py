@@ -22,7 +22,7 @@ from millstream.broker.group_offsets import ResetTo
 from millstream.engine.pending import Pending
 from millstream.errors import TopicUnknown
 from millstream.log import batch as batches
-from millstream.log.batch import LANES, Record
+from millstream.log.batch import LANE_HEADER, LANES, Record
 
 TOPIC, GROUP = "jobs", "g"
 PARTITIONS = 2
@@ -159,8 +159,9 @@ class Script:
         now_ms = self.wall_ms
         keys = [self.random.choice((None, b"a", b"b", b"c")) for _ in fates]
         lane = self.random.choice(LANES) if topics.get(TOPIC).uses_lanes else None
+        headers = ((LANE_HEADER, lane.encode()),) if lane is not None else ()
         data = batches.encode(
-            [(now_ms, key, fate.value, ()) for key, fate in zip(keys, fates, strict=True)],
+            [(now_ms, key, fate.value, headers) for key, fate in zip(keys, fates, strict=True)],
             lane=lane,
         )
 
