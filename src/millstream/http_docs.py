@@ -67,6 +67,7 @@ _SECTIONS = {
     "topics": "Topics",
     "topic messages": "Messages of topics",
     "groups": "Groups",
+    "work queues": "Work queues",
     "sequential consumers": "Sequential consumers",
     "admin": "Administration",
     "messages": "Messages of queues",

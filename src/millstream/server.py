@@ -457,6 +457,7 @@ class Server:
             settings.poll_records_max,
             settings.poll_bytes_max,
             settings.poll_timeout_max_ms / 1000,
+            delivery_options(settings),
         )
         v1 = V1(broker, self._status, bounds)
         app = http_app(self._status, self._metrics, broker, v1)

@@ -165,6 +165,7 @@ def test_both_spellings_publish_one_message(v1: V1, verb: str) -> None:
         "timestamp_ms": placed["timestamp_ms"],
         "key": "k",
         "value": {"a": [1, None]},
+        "lane": "normal",
     }
 
 

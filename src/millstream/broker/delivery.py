@@ -9,6 +9,7 @@ what is known of all of it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from millstream.broker.delivery_values import (
@@ -25,17 +26,17 @@ from millstream.broker.delivery_values import (
 from millstream.broker.granting import Granting, Taking, Wish
 from millstream.broker.group_values import check_group_name
 from millstream.broker.joining import CLIENT_ID, TOPICS_MAX
-from millstream.broker.lane_stats import LaneRates
+from millstream.broker.lane_stats import LaneRates, LaneWish
 from millstream.broker.ledger import STATE_NAMES, WAITING
 from millstream.broker.polling import Polling
-from millstream.broker.settling import Settling, check_visibility
+from millstream.broker.settling import Settling, check_delay, check_visibility
 from millstream.broker.shares import Shares, topic_is_gone, waiting_or_leased
 from millstream.engine.pending import Pending, follow
 from millstream.errors import MillstreamError, ParameterInvalid
 from millstream.log.batch import LANES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 
     from millstream.broker.deadletters import DeadLetters
     from millstream.broker.delivery_values import Settled
@@ -127,10 +128,10 @@ class Delivery:
             raise _invalid("start", f"start is one of {', '.join(LEASE_STARTS)}")
         if receive.member is not None and not CLIENT_ID.fullmatch(receive.member):
             raise _invalid("member", "member is 1 to 200 of letters, digits, `.`, `_`, `:`, `-`")
-        count = _between("max", receive.count_max, 1, options.receive_records_max, 1)
+        count = _between("limit", receive.count_max, 1, options.receive_records_max, 1)
         most = options.receive_bytes_max
         bytes_max = _between("bytes", receive.bytes_max, 1, most, most)
-        wait_ms = _between("wait", receive.wait_ms, 0, options.receive_wait_max_ms, 0)
+        wait_ms = _between("wait_ms", receive.wait_ms, 0, options.receive_wait_max_ms, 0)
         if receive.visibility_ms is not None:
             check_visibility(receive.visibility_ms, options.visibility_max_ms)
         return Wish(count, bytes_max, receive.visibility_ms, receive.member), wait_ms
@@ -149,6 +150,9 @@ class Delivery:
             taking = Taking(room, wish.bytes_max)
             if room.count:
                 yield from self._take(polling, shares, taking)
+            if taking.count_left > 0:
+                # There is room for more than there is.
+                limited_by = None
             if polling.is_over and taking.taken:
                 self._granting.give_up(taking)
                 return Received([], 0)
@@ -210,24 +214,40 @@ class Delivery:
             )
         return self._settling.settle(settles, group)
 
+    def check_times(self, delay_ms: int | None, visibility_ms: int | None) -> None:
+        """Raises for what no settling takes; a request of many is refused whole then."""
+        check_delay(delay_ms, self._options.retry_delay_max_ms)
+        if visibility_ms is not None:
+            check_visibility(visibility_ms, self._options.visibility_max_ms)
+
     # ---- looking
 
     @property
     def counts(self) -> dict[str, DeliveryCounts]:
         return {name: crew.counts for name, crew in self._shares.crews.items()}
 
-    def leases(self, group: str, topic: str | None = None) -> list[LeaseFacts]:
-        """Every record of a group that is leased or waits to come back, by place."""
+    def leases(
+        self,
+        group: str,
+        topic: str | None = None,
+        after: tuple[str, int, int] | None = None,
+        count_max: int | None = None,
+    ) -> list[LeaseFacts]:
+        """Records of a group that are leased or wait to come back, by place: those after one."""
         crew = self._shares.crews.get(group)
         if crew is None:
             return []
         shares = [one for name, one in sorted(crew.shares.items()) if topic in (None, name)]
-        return [facts for share in shares for facts in _leases(share)]
+        found = (facts for share in shares for facts in _leases(share, after))
+        return list(islice(found, count_max))
 
-    def shares(self) -> list[ShareFacts]:
+    def shares(self, groups: Collection[str] | None = None) -> list[ShareFacts]:
+        """The topics that groups receive from: of all groups, or of these."""
         now = self._now()
         found = []
         for share in self._shares:
+            if groups is not None and share.crew.name not in groups:
+                continue
             leased, waiting, ready = waiting_or_leased(share)
             found.append(
                 ShareFacts(
@@ -241,9 +261,16 @@ class Delivery:
             )
         return found
 
-    def lanes(self, topic: str | None = None) -> Pending[list[LaneFacts]]:
-        """Of every lane in use, or the one that all records are in."""
-        return self._rates.facts(topic)
+    def lanes(
+        self,
+        topic: str | None = None,
+        group: str | None = None,
+        after: tuple[str, str, int] | None = None,
+        count_max: int | None = None,
+    ) -> Pending[list[LaneFacts]]:
+        """Of every lane in use, or the one that all records are in: by group, topic and partition,
+        those after one, and at most about so many."""
+        return self._rates.facts(LaneWish(topic, group, after, count_max))
 
     # ---- the start and the end
 
@@ -288,14 +315,19 @@ class Delivery:
         return self._shares.around.clock.monotonic()
 
 
-def _leases(share: Share) -> Iterator[LeaseFacts]:
+def _leases(share: Share, after: tuple[str, int, int] | None) -> Iterator[LeaseFacts]:
+    topic = share.topic.name
     for ledger in share.ledgers:
-        for offset in sorted(ledger.open):
+        number = ledger.partition
+        if after is not None and (topic, number) < after[:2]:
+            continue
+        first = after[2] + 1 if after is not None and after[:2] == (topic, number) else 0
+        for offset in sorted(offset for offset in ledger.open if offset >= first):
             one = ledger.open[offset]
             grant = one.grant
             yield LeaseFacts(
-                share.topic.name,
-                ledger.partition,
+                topic,
+                number,
                 offset,
                 LANES[one.lane],
                 one.deliveries,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millstream.broker.delivery_values import LaneFacts
 from millstream.broker.ledger import LEASED, NORMAL
@@ -19,6 +19,17 @@ if TYPE_CHECKING:
 
 # Rates are taken so often, and over at most so long.
 SAMPLE_SECONDS = 10.0
+
+
+class LaneWish(NamedTuple):
+    """Which lanes are asked for: all that None does not limit."""
+
+    topic: str | None = None
+    group: str | None = None
+    # By group, topic and partition: those after this one.
+    after: tuple[str, str, int] | None = None
+    # About: the lanes of a partition are not divided.
+    count_max: int | None = None
 
 
 class LaneRates:
@@ -67,16 +78,22 @@ class LaneRates:
             for lane in self._lanes_of(share)
         )
 
-    def facts(self, topic: str | None) -> Pending[list[LaneFacts]]:
+    def facts(self, wish: LaneWish) -> Pending[list[LaneFacts]]:
         """Of every lane that a share's topic uses, by group, topic, partition and lane."""
-        return follow(self._all_facts(topic))
+        return follow(self._all_facts(wish))
 
-    def _all_facts(self, topic: str | None) -> Generator[Pending[Any], Any, list[LaneFacts]]:
+    def _all_facts(self, wish: LaneWish) -> Generator[Pending[Any], Any, list[LaneFacts]]:
         found: list[LaneFacts] = []
-        for share in list(self._shares):
-            if topic not in (None, share.topic.name):
+        for share in sorted(self._shares, key=_place):
+            if wish.topic not in (None, share.topic.name):
+                continue
+            if wish.group not in (None, share.crew.name):
                 continue
             for ledger in list(share.ledgers):
+                if wish.count_max is not None and len(found) >= wish.count_max:
+                    return found
+                if wish.after is not None and (*_place(share), ledger.partition) <= wish.after:
+                    continue
                 waiting = self._shares.lanes.catch_up(share.topic, ledger.partition)
                 if waiting is not None:
                     yield waiting
@@ -144,3 +161,7 @@ class LaneRates:
 
     def _now(self) -> float:
         return self._shares.around.clock.monotonic()
+
+
+def _place(share: Share) -> tuple[str, str]:
+    return share.crew.name, share.topic.name

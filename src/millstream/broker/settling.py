@@ -205,12 +205,7 @@ class Settling:
                 check_visibility(duration_ms, options.visibility_max_ms)
                 work.extended.setdefault(duration_ms, []).append((at, one))
             case "nack" | "reject":
-                delay_ms = settle.delay_ms
-                if delay_ms is not None and not 0 <= delay_ms <= options.retry_delay_max_ms:
-                    raise ParameterInvalid(
-                        f"a delay is 0 to {options.retry_delay_max_ms} ms, not {delay_ms}",
-                        parameter="delay",
-                    )
+                check_delay(settle.delay_ms, options.retry_delay_max_ms)
                 work.failed.append(_Failed(at, one, settle))
 
     def _do(self, request: _Request, work: _Work) -> None:
@@ -599,11 +594,18 @@ def backoff_ms(settings: TopicSettings, deliveries: int) -> int:
     return min(doubled, settings.retry_delay_max_ms)
 
 
+def check_delay(delay_ms: int | None, most_ms: int) -> None:
+    if delay_ms is not None and not 0 <= delay_ms <= most_ms:
+        raise ParameterInvalid(
+            f"a delay is 0 to {most_ms} ms, not {delay_ms}", parameter="delay_ms"
+        )
+
+
 def check_visibility(duration_ms: int, most_ms: int) -> None:
     if not VISIBILITY_MS_MIN <= duration_ms <= most_ms:
         raise ParameterInvalid(
             f"a visibility timeout is {VISIBILITY_MS_MIN} to {most_ms} ms, not {duration_ms}",
-            parameter="visibility",
+            parameter="visibility_ms",
         )
 
 

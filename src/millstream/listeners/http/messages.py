@@ -4,7 +4,8 @@ In: a JSON string is stored as its text. Any other JSON is stored as it was writ
 record header `ms-type: json`; null is a tombstone. Bytes come in base64, with `"encoding"`.
 Out: what is marked is embedded as JSON, a text is a string, and anything else is base64.
 
-Headers that begin with `ms-` are Millstream's own. They are neither accepted nor shown.
+Headers that begin with `ms-` are Millstream's own. They are not accepted, and not shown: the lane
+is a field. Those of a dead letter are shown as they are.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import base64
 import binascii
 import re
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from millstream.broker.dead_letter_values import HEADER_PREFIX as DEAD_PREFIX
 from millstream.broker.idempotency import KEY, KEY_LENGTH_MAX
 from millstream.broker.publishing import Outgoing
 from millstream.broker.reading import Stored
@@ -33,10 +35,14 @@ from millstream.listeners.http.parameters import OFFSET_MAX, PARTITION_MAX, SHOW
 from millstream.log.batch import Headers
 from millstream.wire.lanes import NORMAL, lane_of_word
 
+if TYPE_CHECKING:
+    from millstream.broker.delivery_values import Delivered
+
 RECORDS_MAX = 10_000
 HEADERS_MAX = 100
 HEADER_NAME_LENGTH_MAX = 255
 OWN_PREFIX = "ms-"
+NORMAL_LANE = "normal"
 _HEADER_NAME = re.compile(rf"[ -~]{{1,{HEADER_NAME_LENGTH_MAX}}}")
 TYPE = ("ms-type", b"json")
 _TYPED = (TYPE,)
@@ -77,10 +83,14 @@ class Shown(msgspec.Struct, omit_defaults=True):
     timestamp_ms: int
     key: str | None
     value: object
+    lane: str
     topic: str | msgspec.UnsetType = msgspec.UNSET
     key_encoding: str | None = None
     encoding: str | None = None
     headers: dict[str, str | Base64 | None] | None = None
+    # Of a record that was received by lease.
+    deliveries: int | msgspec.UnsetType = msgspec.UNSET
+    receipt: str | msgspec.UnsetType = msgspec.UNSET
 
 
 _message = msgspec.json.Decoder(Message)
@@ -248,6 +258,13 @@ def shown(partition: int, records: Iterable[Stored], topic: str | None = None) -
     return [_shown(partition, record, name) for record in records]
 
 
+def shown_lease(one: Delivered) -> Shown:
+    """A record that goes to a worker."""
+    message = _shown(one.partition, one.record, one.topic)
+    message.lane, message.deliveries, message.receipt = one.lane, one.deliveries, one.receipt
+    return message
+
+
 def encoded(message: Shown) -> bytes:
     return _encode(message)
 
@@ -259,7 +276,8 @@ def listed(messages: list[Shown]) -> bytes:
 
 def _shown(partition: int, record: Stored, topic: str | msgspec.UnsetType) -> Shown:
     key, value, headers = record.key, record.value, record.headers
-    message = Shown(partition, record.offset, record.timestamp, None, None, topic)
+    lane = (record.lane or NORMAL_LANE) if headers else NORMAL_LANE
+    message = Shown(partition, record.offset, record.timestamp, None, None, lane, topic)
     if key is not None:
         message.key, message.key_encoding = _text_or_base64(key)
     if value is None:
@@ -294,13 +312,18 @@ def _text_or_base64(data: bytes) -> tuple[str, str | None]:
         return base64.b64encode(data).decode(), "base64"
 
 
+def is_shown_header(name: str) -> bool:
+    """All but Millstream's own; why a record is a dead letter is everybody's business."""
+    return not name.startswith(OWN_PREFIX) or name.startswith(DEAD_PREFIX)
+
+
 def _shown_headers(
     headers: Iterable[tuple[str, bytes | None]],
 ) -> dict[str, str | Base64 | None]:
     """Of a name that stands twice, which other clients may write, the last."""
     found: dict[str, str | Base64 | None] = {}
     for name, value in headers:
-        if name.startswith(OWN_PREFIX):
+        if not is_shown_header(name):
             continue
         if value is None:
             found[name] = None

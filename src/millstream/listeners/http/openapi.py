@@ -54,6 +54,7 @@ TAGS = [
     {"name": "topic messages", "description": "Publish to topics, and read them."},
     {"name": "sequential consumers", "description": "Read a topic in order, and go on there."},
     {"name": "groups", "description": "Share a topic among members, and remember how far it is."},
+    {"name": "work queues", "description": "Receive from topics by lease, and settle."},
     {"name": "admin", "description": "The broker as a whole."},
     {"name": "health", "description": "For whoever watches the broker."},
 ]

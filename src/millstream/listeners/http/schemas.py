@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from millstream.broker.topic_settings import TABLE
-from millstream.kinds import Choice, Duration, Size
+from millstream.broker.topic_settings import TABLE, WEIGHT_MAX, Weights
+from millstream.kinds import Choice, Duration, Integer, Size
 from millstream.listeners.http.messages import HEADERS_MAX, RECORDS_MAX
 from millstream.listeners.http.parameters import OFFSET_MAX, PARTITION_MAX
 from millstream.listeners.http.route import Parameter, Schema
@@ -65,6 +65,7 @@ PARTITION = whole(0, PARTITION_MAX)
 OFFSET = whole()
 TIME = whole()
 LANE_SENT: Schema = {"anyOf": [one_of(*LANES), whole(0, len(LANES) - 1)]}
+LANE = one_of(*LANES)
 
 
 # ---- parameters
@@ -147,6 +148,7 @@ MESSAGE_READ: Schema = shown(
     timestamp_ms=whole(-1),
     key=nullable(text()),
     value=ANYTHING,
+    lane=LANE,
 )
 MESSAGE_READ["properties"] |= {
     "key_encoding": one_of("base64"),
@@ -171,6 +173,11 @@ def _setting(kind: object) -> Schema:
     elif isinstance(kind, Size):
         number = whole(kind.minimum, kind.maximum)
         words = ["unlimited"] if kind.unlimited else []
+    elif isinstance(kind, Integer):
+        number, words = whole(kind.minimum, kind.maximum), []
+    elif isinstance(kind, Weights):
+        number = array(whole(1, WEIGHT_MAX), minItems=kind.count, maxItems=kind.count)
+        words = []
     elif isinstance(kind, Choice):
         return nullable(one_of(*kind.words))
     else:

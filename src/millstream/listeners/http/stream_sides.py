@@ -17,7 +17,6 @@ from millstream.listeners.http.answers import failure
 from millstream.listeners.http.bodies import UNREADABLE, record_of
 from millstream.listeners.http.consumer_answers import delivered
 from millstream.listeners.http.messages import (
-    OWN_PREFIX,
     RECORDS_MAX,
     TYPE,
     Message,
@@ -25,7 +24,9 @@ from millstream.listeners.http.messages import (
     encoded,
     header_name,
     idempotency_key,
+    is_shown_header,
 )
+from millstream.log.batch import LANE_HEADER
 from millstream.wire import stream
 
 if TYPE_CHECKING:
@@ -281,7 +282,7 @@ def _messages_binary(found: list[Delivered]) -> list[bytes]:
             stream.Record(
                 record.key,
                 record.value,
-                [one for one in record.headers if one == TYPE or not one[0].startswith(OWN_PREFIX)],
+                [one for one in record.headers if _is_sent(one)],
                 record.timestamp,
                 partition,
                 record.offset,
@@ -294,6 +295,11 @@ def _messages_binary(found: list[Delivered]) -> list[bytes]:
     if part:
         frames.append(stream.encode_messages(part))
     return frames
+
+
+def _is_sent(header: tuple[str, bytes | None]) -> bool:
+    """What JSON says in fields of their own stands in headers here."""
+    return header == TYPE or header[0] == LANE_HEADER or is_shown_header(header[0])
 
 
 BINARY_SIDE = Side(

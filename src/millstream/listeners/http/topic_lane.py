@@ -27,20 +27,23 @@ PREFIX = b"/v1/"
 
 
 class TopicLane:
-    """Knows a route by the words of its path: `/v1/topics/{…}/messages` has one name, and
-    `/v1/topics/{…}/partitions/{…}/batches` two."""
+    """Knows a route by the words of its path: `/v1/messages/ack` has no name in it,
+    `/v1/topics/{…}/messages` has one, and `/v1/topics/{…}/partitions/{…}/batches` two."""
 
-    __slots__ = ("_one", "_two", "body_bytes_max")
+    __slots__ = ("_none", "_one", "_two", "body_bytes_max")
 
     def __init__(self, routes: Iterable[Route], body_bytes_max: int) -> None:
         self.body_bytes_max = body_bytes_max
+        self._none: dict[tuple[bytes, bytes, bytes], Served] = {}
         self._one: dict[tuple[bytes, bytes, bytes], Served] = {}
         self._two: dict[tuple[bytes, bytes, bytes, bytes], Handler] = {}
         for route in routes:
             for path in route.paths if route.is_hot else ():
                 words = path.encode().split(b"/")
                 method = route.method.encode()
-                if len(words) == 5:
+                if len(words) == 4:
+                    self._none[method, words[2], words[3]] = Served(_nameless(route.handler))
+                elif len(words) == 5:
                     self._one[method, words[2], words[4]] = Served(route.handler)
                 else:
                     self._two[method, words[2], words[4], words[6]] = route.handler
@@ -50,6 +53,9 @@ class TopicLane:
         if len(words) == 5:
             route = self._one.get((method, words[2], words[4]))
             return None if route is None else (route, _name(words[3]))
+        if len(words) == 4:
+            route = self._none.get((method, words[2], words[3]))
+            return None if route is None else (route, "")
         if len(words) == 7:
             handler = self._two.get((method, words[2], words[4], words[6]))
             if handler is not None:
@@ -65,6 +71,11 @@ class TopicLane:
                 limit_bytes=limit,
             )
         )
+
+
+def _nameless(handler: Handler) -> Handler:
+    """As if its path had a name, as a request has."""
+    return lambda call, _: handler(call)
 
 
 def _name(word: bytes) -> str:

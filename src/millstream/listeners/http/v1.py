@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import millstream
-from millstream.listeners.http import group_forms, topic_forms
+from millstream.broker.delivery_values import DeliveryOptions
+from millstream.listeners.http import delivery_forms, group_forms, topic_forms
 from millstream.listeners.http.answer import Answer
 from millstream.listeners.http.batch_answers import BatchAnswers
 from millstream.listeners.http.bodies import json_of
 from millstream.listeners.http.consumer_answers import ConsumerAnswers
+from millstream.listeners.http.delivery_answers import KINDS, DeliveryAnswers
 from millstream.listeners.http.group_answers import GroupAnswers
 from millstream.listeners.http.parameters import Parameters
 from millstream.listeners.http.read_answers import Readings
@@ -57,6 +59,7 @@ class Bounds(NamedTuple):
     poll_records: int = 500
     poll_bytes: int = 4 * 1024 * 1024
     poll_timeout_s: float = 30.0
+    delivery: DeliveryOptions = DeliveryOptions()
 
 
 class V1:
@@ -73,11 +76,13 @@ class V1:
             *self._message_routes(),
             *self._consumer_routes(),
             *self._group_routes(bounds),
+            *self._delivery_routes(bounds.delivery),
             Route("GET", ("/v1/admin/cluster",), self._cluster, CLUSTER, "admin"),
         )
 
     def drain(self) -> None:
         self._broker.groups.drain()
+        self._broker.delivery.drain()
         self.waits.drain()
 
     def _topic_routes(self, partitions_max: int) -> tuple[Route, ...]:
@@ -144,6 +149,30 @@ class V1:
             Route("DELETE", offsets, answers.forget, forms.FORGET, tag),
             Route("POST", (GROUP + "/reset",), answers.reset, forms.RESET, tag),
             Route("GET", (GROUP + "/lag",), answers.lag, forms.LAG, tag),
+        )
+
+    def _delivery_routes(self, options: DeliveryOptions) -> tuple[Route, ...]:
+        broker, forms, tag = self._broker, delivery_forms, "work queues"
+        answers = DeliveryAnswers(broker.delivery, broker.group_offsets, broker.topics, self.waits)
+        all_, of_group = forms.settle_forms(options), forms.of_group
+        settle = ("/v1/messages/settle", GROUP + "/settle")
+        receive = (GROUP + "/receive",)
+        leases = (GROUP + "/leases",)
+        routes = [Route("POST", receive, answers.receive, forms.receive(options), tag, is_hot=True)]
+        for word in KINDS:
+            one, its = (f"/v1/messages/{word}",), (f"{GROUP}/{word}",)
+            form, handler = all_[word], answers.settler(word, of_group=False)
+            of_one = answers.settler(word, of_group=True)
+            routes.append(Route("POST", one, handler, form, tag, is_hot=True))
+            routes.append(Route("POST", its, of_one, of_group(form), tag, is_hot=True))
+        form = all_["settle"]
+        return (
+            *routes,
+            Route("POST", settle[:1], answers.settle, form, tag, is_hot=True),
+            Route("POST", settle[1:], answers.settle_of_group, of_group(form), tag, is_hot=True),
+            Route("GET", leases, answers.leases, forms.LEASES, tag),
+            Route("GET", ("/v1/reliability/stats",), answers.reliability, forms.RELIABILITY, tag),
+            Route("GET", ("/v1/priority/stats",), answers.priority, forms.PRIORITY, tag),
         )
 
     def _cluster(self, call: Call) -> Answer:
