@@ -150,7 +150,7 @@ class Delivery:
             taking = Taking(room, wish.bytes_max)
             if room.count:
                 yield from self._take(polling, shares, taking)
-            if taking.count_left > 0:
+            if taking.count_left > 0 and taking.fresh_left > 0:
                 # There is room for more than there is.
                 limited_by = None
             if polling.is_over and taking.taken:
