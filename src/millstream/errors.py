@@ -387,6 +387,38 @@ class StaleGeneration(MillstreamError):
     code = "stale_generation"
 
 
+class GroupProtocolMismatch(MillstreamError):
+    """The group has members that use another protocol, or none of the same assignors; fields:
+    group."""
+
+    code = "group_protocol_mismatch"
+
+
+class MemberIdRequired(MillstreamError):
+    """A new member was given its id, and joins again with it; fields: group, member_id."""
+
+    code = "member_id_required"
+
+
+class MemberNotReleased(MillstreamError):
+    """The instance id belongs to a member that is still there; fields: group, instance_id."""
+
+    code = "member_not_released"
+
+
+class RebalanceUnderWay(MillstreamError):
+    """The members of the group change. Join again."""
+
+    code = "rebalance_under_way"
+    retriable = True
+
+
+class AssignorUnknown(MillstreamError):
+    """The broker has no assignor of that name; fields: assignor."""
+
+    code = "assignor_unknown"
+
+
 class PartitionNotAssigned(MillstreamError):
     """A member may only commit what is assigned to it; fields: group, topic, partition."""
 
@@ -449,6 +481,19 @@ class GroupUsesOffsets(MillstreamError):
     """The group has members that read the topic by offset; fields: group, topic, members."""
 
     code = "group_uses_offsets"
+
+
+class ShareSessionUnknown(MillstreamError):
+    """The member of a share group has no session; fields: group, member_id. Open one."""
+
+    code = "share_session_unknown"
+
+
+class ShareSessionEpochInvalid(MillstreamError):
+    """A request of a share session was lost, or came twice; fields: group, epoch. Open a new
+    one."""
+
+    code = "share_session_epoch_invalid"
 
 
 class LeasesRefused(MillstreamError):

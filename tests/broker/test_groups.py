@@ -302,19 +302,19 @@ def test_groups_are_listed_and_described() -> None:
     groups = house.broker.groups
     house.done(groups.commit("quiet", [Commit("orders", 1, 0)]))
     member = Consumer(house).join(client_id="c", instance_id="i")
-    listed = house.done(groups.summaries())
+    listed = house.done(house.broker.directory.summaries())
     assert [(one.group, one.state, one.members) for one in listed] == [
         ("g", "stable", 1),
         ("quiet", "empty", 0),
     ]
-    facts = house.done(groups.describe("g"))
+    facts = house.done(house.broker.directory.describe("g"))
     assert facts.summary.topics == ("orders",)
     assert facts.members[0].member_id == member.id
     assert facts.members[0].assignment == member.standing.assignment
     house.scheduler.advance(2)
-    assert house.done(groups.describe("g")).members[0].idle_ms >= 2000
+    assert house.done(house.broker.directory.describe("g")).members[0].idle_ms >= 2000
     second = Consumer(house).join()
-    assert house.done(groups.describe("g")).summary.state == "rebalancing"
+    assert house.done(house.broker.directory.describe("g")).summary.state == "rebalancing"
     assert second.standing.is_rebalancing
 
 
@@ -325,9 +325,9 @@ def test_a_group_without_members_can_be_deleted() -> None:
     refused(house, groups.delete("g"), GroupNotEmpty)
     member.leave()
     house.done(groups.delete("g"))
-    refused(house, groups.describe("g"), GroupUnknown)
+    refused(house, house.broker.directory.describe("g"), GroupUnknown)
     refused(house, groups.delete("g"), GroupUnknown)
-    assert house.done(groups.summaries()) == []
+    assert house.done(house.broker.directory.summaries()) == []
 
 
 def test_a_generation_never_comes_twice() -> None:
@@ -368,7 +368,7 @@ def test_a_join_out_of_range_is_refused(join: Join) -> None:
     house = house_with()
     error = refused(house, house.broker.groups.join("g", join), ParameterInvalid)
     assert error.fields["parameter"]
-    assert house.done(house.broker.groups.summaries()) == []
+    assert house.done(house.broker.directory.summaries()) == []
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "ä", "x" * 256, "__own"])
@@ -377,7 +377,7 @@ def test_group_names_are_checked(name: str) -> None:
     groups = house.broker.groups
     refused(house, groups.join(name, Join(("orders",))), GroupNameInvalid)
     refused(house, groups.commit(name, [Commit("orders", 0, 0)]), GroupNameInvalid)
-    refused(house, groups.describe(name), GroupNameInvalid)
+    refused(house, house.broker.directory.describe(name), GroupNameInvalid)
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_a_jump_of_the_wall_clock_ends_no_session_and_holds_none(jump_s: int) ->
     member.heartbeat()
 
     house.scheduler.advance(2)
-    facts = house.done(house.broker.groups.describe("g"))
+    facts = house.done(house.broker.directory.describe("g"))
     assert [one.member_id for one in facts.members] == [member.id]
     assert silent.id != member.id
     settle(member)

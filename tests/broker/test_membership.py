@@ -205,7 +205,7 @@ class Members(RuleBasedStateMachine):
         if is_heard:
             self.hear(member)
         # What is to stay with a member is not taken from it for a moment.
-        target = self.membership._wanted(member)
+        target = self.membership.wanted(member)
         assert {one for one in kept if one in target} <= member.owned.keys()
 
     @precondition(lambda self: self.heard)

@@ -14,6 +14,7 @@ from millstream.broker.idempotency import Idempotency
 from millstream.broker.lanes import Lanes
 from millstream.broker.publishing import Publisher
 from millstream.broker.reading import Reader
+from millstream.broker.share_sessions import ShareSessions
 from millstream.broker.surroundings import Surroundings
 from millstream.broker.topic_settings import TopicDefaults
 from millstream.broker.topics import TopicLimits, Topics
@@ -25,12 +26,16 @@ from millstream.engine.pending import Pending, follow
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    from millstream.broker.classic_groups import ClassicGroups
+    from millstream.broker.consumer_groups import ConsumerGroups
     from millstream.broker.consuming import Consuming
+    from millstream.broker.directory import Directory
     from millstream.broker.group_offsets import GroupOffsets
     from millstream.broker.groups import Groups
     from millstream.broker.lag import Lags
     from millstream.broker.queues import Queues
     from millstream.broker.sequential import Sequential
+    from millstream.broker.share_groups import ShareGroups
     from millstream.broker.snapshots import Snapshots
     from millstream.broker.timers import Timers
     from millstream.broker.turns import Turns
@@ -66,11 +71,16 @@ class Broker:
     consuming: Consuming
     # Those of `consuming`, as listeners know them.
     groups: Groups
+    classic_groups: ClassicGroups
+    consumer_groups: ConsumerGroups
+    share_groups: ShareGroups
+    directory: Directory
     group_offsets: GroupOffsets
     lags: Lags
     sequential: Sequential
     dead_letters: DeadLetters
     delivery: Delivery
+    share_sessions: ShareSessions
 
     async def start(self) -> None:
         """After the engine: every view as it was, before any listener opens."""
@@ -131,6 +141,7 @@ def make_broker(
         Lanes(engine, topics, clock, turns),
         dead_letters,
     )
+    delivery = Delivery(around, parts, options.delivery, random_hex)
     return Broker(
         queues=queues,
         snapshots=snapshots,
@@ -144,9 +155,14 @@ def make_broker(
         traffic=traffic,
         consuming=consuming,
         groups=consuming.groups,
+        classic_groups=consuming.classic_groups,
+        consumer_groups=consuming.consumer_groups,
+        share_groups=consuming.share_groups,
+        directory=consuming.directory,
         group_offsets=consuming.group_offsets,
         lags=consuming.lags,
         sequential=consuming.sequential,
         dead_letters=dead_letters,
-        delivery=Delivery(around, parts, options.delivery, random_hex),
+        delivery=delivery,
+        share_sessions=ShareSessions(around, consuming.share_groups, delivery),
     )

@@ -119,6 +119,15 @@ class Delivery:
         )
         return polling
 
+    def bounded(self, receive: Receive) -> Receive:
+        """With no more than the settings allow, for callers that may ask for anything."""
+        options = self._options
+        return receive._replace(
+            count_max=min(receive.count_max or 1, options.receive_records_max),
+            bytes_max=min(receive.bytes_max or 1, options.receive_bytes_max),
+            wait_ms=min(receive.wait_ms or 0, options.receive_wait_max_ms),
+        )
+
     def _check(self, group: str, receive: Receive) -> tuple[Wish, int]:
         options = self._options
         check_group_name(group)

@@ -15,11 +15,14 @@ import structlog
 from millstream.broker.group_values import (
     Commit,
     Committed,
+    GroupProtocol,
     check_group_name,
 )
 from millstream.broker.offset_table import (
+    Mark,
     OffsetTable,
     group_key,
+    group_value,
     offset_key,
     offset_value,
 )
@@ -27,6 +30,7 @@ from millstream.broker.topics import partition_unknown
 from millstream.engine.pending import Pending, follow
 from millstream.errors import (
     GroupNotEmpty,
+    GroupProtocolMismatch,
     GroupUnknown,
     MetadataTooLarge,
     MillstreamError,
@@ -41,6 +45,8 @@ if TYPE_CHECKING:
 
 # As much as Kafka takes.
 METADATA_BYTES_MAX = 4096
+# Generations that one append reserves.
+GENERATION_BLOCK = 1000
 # How many keys one append removes, and how many groups are looked at in one turn of the loop:
 # a few milliseconds each.
 REMOVE_MAX = 10_000
@@ -116,7 +122,7 @@ class GroupOffsets:
         self._timers = around.timers
         self._turns = around.turns
         self._retention_ms = retention_ms
-        self._members: Callable[[str], int] = lambda _group: 0
+        self._members: dict[GroupProtocol, Callable[[str], int]] = {}
         self._leases: Leases | None = None
         self._started = (0, 0.0)
         self._has_stopped = False
@@ -128,12 +134,50 @@ class GroupOffsets:
         """Those in which it has committed something."""
         return tuple(sorted(names[uuid] for uuid in self.table.topics(group) if uuid in names))
 
-    def count_members_by(self, members: Callable[[str], int]) -> None:
-        """Who knows how many members a group has."""
-        self._members = members
+    def count_members_by(self, protocol: GroupProtocol, members: Callable[[str], int]) -> None:
+        """Who knows how many members of a protocol a group has."""
+        self._members[protocol] = members
 
     def count_members(self, group: str) -> int:
-        return self._members(group)
+        """Those that read by offset."""
+        return sum(count(group) for protocol, count in self._members.items() if protocol != "share")
+
+    def has_members(self, group: str) -> bool:
+        return any(count(group) for count in self._members.values())
+
+    def refuse_others(self, group: str, protocol: GroupProtocol) -> None:
+        """Raises while the group has members of another protocol: each deals out partitions in
+        its own way, and neither would know of the other."""
+        for other, count in self._members.items():
+            if other != protocol and (members := count(group)):
+                raise GroupProtocolMismatch(
+                    f"group {group} has {members} members that use the protocol `{other}`, and "
+                    f"takes none of `{protocol}`; take another group, or stop them first",
+                    group=group,
+                    protocol=other,
+                    members=members,
+                )
+
+    # ---- generations: numbers that are never given twice, also not after a restart
+
+    def generation(self, group: str) -> int:
+        """The newest that may have been given to a group without members."""
+        mark = self.table.mark(group)
+        return mark.generation if mark is not None else 0
+
+    def reserve(self, group: str, generation: int) -> None:
+        """Before a number is given out; who answers with it waits until that is settled."""
+        mark = self.table.mark(group)
+        if mark is None or generation > mark.generation:
+            self._mark(group, generation + GENERATION_BLOCK)
+
+    def give_back(self, group: str, generation: int) -> None:
+        """The group has no members any more: the rest of its block is free."""
+        self._mark(group, generation)
+
+    def _mark(self, group: str, generation: int) -> None:
+        mark = Mark(generation, self._clock.wall_ms())
+        self._views.change(self.table, [(group_key(group), group_value(mark))])
 
     def lease_by(self, leases: Leases) -> None:
         """Who knows where groups stand that receive by lease."""
@@ -238,7 +282,7 @@ class GroupOffsets:
         """GroupUnknown unless it has members, offsets or a past."""
         check_group_name(group)
         self._mirror()
-        if not self._members(group) and not self.table.has_group(group):
+        if not self.has_members(group) and not self.table.has_group(group):
             raise GroupUnknown(
                 f"there is no group {group}; a group appears when somebody joins it or commits",
                 group=group,
@@ -321,7 +365,7 @@ class GroupOffsets:
         yield self._remove(self._keys_of(group))
 
     def refuse_members(self, group: str) -> None:
-        members = self._members(group)
+        members = sum(count(group) for count in self._members.values())
         if members:
             raise GroupNotEmpty(
                 f"group {group} has {members} members; stop them first",
@@ -420,7 +464,7 @@ class GroupOffsets:
     def _is_used(self, group: str) -> bool:
         if self._leases is not None and self._leases.is_busy(group):
             return True
-        return self._members(group) > 0
+        return self.has_members(group)
 
     def _breath(self) -> Pending[None]:
         pending: Pending[None] = Pending()

@@ -15,6 +15,11 @@ Assignor: TypeAlias = Literal["sticky", "range", "round_robin"]
 OffsetReset: TypeAlias = Literal["earliest", "latest", "none"]
 GroupState: TypeAlias = Literal["empty", "stable", "rebalancing"]
 
+# How members talk to the broker: HTTP's `/v1/groups`; Kafka's classic protocol, in which members
+# deal out partitions; Kafka's consumer protocol, in which the broker does; Kafka's share groups,
+# which receive by lease.
+GroupProtocol: TypeAlias = Literal["http", "classic", "consumer", "share"]
+
 ASSIGNORS: tuple[Assignor, ...] = ("sticky", "range", "round_robin")
 OFFSET_RESETS: tuple[OffsetReset, ...] = ("earliest", "latest", "none")
 
@@ -106,8 +111,11 @@ class GroupSummary(NamedTuple):
     state: GroupState
     members: int
     generation: int
-    assignor: Assignor
+    # One of ours, or what the members of a classic group agreed on.
+    assignor: str
     topics: tuple[str, ...]
+    # That of its members; None while it has none.
+    protocol: GroupProtocol | None
 
 
 class MemberFacts(NamedTuple):

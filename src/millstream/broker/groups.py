@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from millstream.broker.group_values import (
     Commit,
     Committed,
-    GroupFacts,
     GroupSummary,
     Join,
     Joined,
@@ -31,7 +30,7 @@ from millstream.broker.group_values import (
 from millstream.broker.joining import GroupOptions, check_join, check_poll
 from millstream.broker.membership import Member
 from millstream.broker.polling import Polling, Session, read, wait_for_more
-from millstream.broker.rebalancing import Group, Rebalancing
+from millstream.broker.rebalancing import Rebalancing
 from millstream.engine.pending import Pending, follow
 from millstream.errors import (
     MemberUnknown,
@@ -44,6 +43,7 @@ from millstream.log.partition import PartitionId
 
 if TYPE_CHECKING:
     from millstream.broker.group_offsets import GroupOffsets
+    from millstream.broker.rebalancing import Group
     from millstream.broker.surroundings import Surroundings
     from millstream.broker.topics import Topic
 
@@ -82,9 +82,9 @@ class Groups:
         self._timers = around.timers
         self._options = options
         self._random_hex = random_hex
-        self._rebalancing = Rebalancing(around, offsets, options)
+        self._rebalancing = rebalancing = Rebalancing(around, offsets, options)
         self.counts = self._rebalancing.counts
-        offsets.count_members_by(self._rebalancing.count_members)
+        offsets.count_members_by("http", lambda name: rebalancing.count_members(name, "http"))
         around.topics.watch_deleted(self._topic_deleted)
         around.topics.watch_partitions(self._topic_grown)
 
@@ -97,6 +97,7 @@ class Groups:
     def _join(self, name: str, join: Join) -> Generator[Pending[Any], Any, Joined]:
         check_group_name(name)
         join = check_join(join, self._options)
+        self._offsets.refuse_others(name, "http")
         for topic in join.topics:
             self._topics.get(topic)
         self._offsets.use_by_offset(name, join.topics)
@@ -152,7 +153,7 @@ class Groups:
             self._rebalancing.open(group, session, "subscription" if is_new else None)
             return session
         self._check_room(name, group)
-        group = self._rebalancing.get_or_create(name)
+        group = self._rebalancing.get_or_create(name, "http")
         self._set_partitions(group, join.topics)
         group.membership.add(member)
         self._rebalancing.open(group, session, "join")
@@ -405,44 +406,22 @@ class Groups:
         """Groups that have members or a past. Who joins leaves a mark in the table."""
         return len(self._offsets.table.groups())
 
-    def summaries(self) -> Pending[list[GroupSummary]]:
-        """All groups, by name."""
-        return follow(self._summaries())
-
-    def _summaries(self) -> Generator[Pending[Any], Any, list[GroupSummary]]:
-        yield self._offsets.settled()
-        names = self._rebalancing.groups.keys() | set(self._offsets.table.groups())
-        topics = self._offsets.topic_names()
-        return [self._summary(name, topics) for name in sorted(names)]
-
-    def describe(self, group: str) -> Pending[GroupFacts]:
-        return follow(self._describe(group))
-
-    def _describe(self, name: str) -> Generator[Pending[Any], Any, GroupFacts]:
-        self._offsets.known(name)
-        yield self._offsets.settled()
-        group = self._rebalancing.groups.get(name)
-        sessions = group.sessions.values() if group is not None else ()
-        members = sorted(self._member_facts(session) for session in sessions)
-        summary = self._summary(name, self._offsets.topic_names())
-        return GroupFacts(summary, members, self._offsets.all_of(name))
-
-    def _summary(self, name: str, names: dict[bytes, str]) -> GroupSummary:
+    def facts(self, name: str) -> tuple[GroupSummary, list[MemberFacts]] | None:
+        """None unless it has members."""
         group = self._rebalancing.groups.get(name)
         if group is None:
-            mark = self._offsets.table.mark(name)
-            generation = mark.generation if mark is not None else 0
-            topics = self._offsets.topics_of(name, names)
-            return GroupSummary(name, "empty", 0, generation, self._options.assignor, topics)
+            return None
         membership = group.membership
-        return GroupSummary(
+        summary = GroupSummary(
             name,
             "stable" if membership.is_settled else "rebalancing",
             len(membership.members),
             membership.generation,
             membership.assignor,
             tuple(sorted(membership.topics())),
+            group.protocol,
         )
+        return summary, sorted(self._member_facts(one) for one in group.sessions.values())
 
     def _member_facts(self, session: Session) -> MemberFacts:
         member = session.member
@@ -458,18 +437,24 @@ class Groups:
             int((self._clock.monotonic() - session.last_call) * 1000),
         )
 
-    def owner(self, group: str, id: PartitionId) -> str | None:
-        """The member that has a partition."""
-        found = self._rebalancing.groups.get(group)
-        member = found.membership.owners.get(id) if found is not None else None
-        return member.id if member is not None else None
-
-    def has_members(self, group: str) -> bool:
-        return group in self._rebalancing.groups
+    @property
+    def rebalancing(self) -> Rebalancing:
+        """For groups of another protocol, whose members are dealt out to in the same way."""
+        return self._rebalancing
 
     @property
     def members(self) -> int:
         return sum(len(group.sessions) for group in self._rebalancing.groups.values())
+
+    def names(self) -> list[str]:
+        """Of the groups that have members."""
+        return list(self._rebalancing.groups)
+
+    def owners(self, group: str) -> dict[PartitionId, str]:
+        """Which member has a partition."""
+        found = self._rebalancing.groups.get(group)
+        owners = found.membership.owners if found is not None else {}
+        return {id: member.id for id, member in owners.items()}
 
     # ---- the end of a group, and of all
 
@@ -507,7 +492,7 @@ class Groups:
 
     def _find(self, name: str, member_id: str) -> Group:
         group = self._rebalancing.groups.get(name)
-        if group is None:
+        if group is None or group.protocol != "http":
             check_group_name(name)
             raise _member_unknown(name, member_id)
         return group

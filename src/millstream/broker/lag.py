@@ -12,7 +12,7 @@ its timestamp was, and is never less than 0.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millstream.broker.group_values import Committed
@@ -21,8 +21,8 @@ from millstream.errors import MillstreamError
 from millstream.log.partition import PartitionId
 
 if TYPE_CHECKING:
+    from millstream.broker.directory import Directory
     from millstream.broker.group_offsets import GroupOffsets
-    from millstream.broker.groups import Groups
     from millstream.broker.surroundings import Surroundings
 
 SAMPLE_SECONDS = 15.0
@@ -108,7 +108,7 @@ class Series:
 class Lags:
     __slots__ = (
         "_clock",
-        "_groups",
+        "_directory",
         "_has_stopped",
         "_offsets",
         "_reader",
@@ -117,13 +117,13 @@ class Lags:
         "_turns",
     )
 
-    def __init__(self, around: Surroundings, offsets: GroupOffsets, groups: Groups) -> None:
+    def __init__(self, around: Surroundings, offsets: GroupOffsets, directory: Directory) -> None:
         self._reader = around.reader
         self._clock = around.clock
         self._timers = around.timers
         self._turns = around.turns
         self._offsets = offsets
-        self._groups = groups
+        self._directory = directory
         self._series: dict[tuple[str, PartitionId], Series] = {}
         self._has_stopped = False
 
@@ -134,10 +134,11 @@ class Lags:
         self._offsets.known(group)
         yield self._offsets.settled()
         found: list[PartitionLag] = []
+        owners = self._directory.owners(group)
         for number, committed in enumerate(self._offsets.all_of(group), 1):
             if not number % LOOK_UP_SLICE:
                 yield self._breath()
-            lag = yield from self._lag(group, committed)
+            lag = yield from self._lag(group, committed, owners)
             if lag is not None:
                 found.append(lag)
         trends = [one.trend_per_s for one in found if one.trend_per_s is not None]
@@ -150,7 +151,7 @@ class Lags:
         )
 
     def _lag(
-        self, group: str, committed: Committed
+        self, group: str, committed: Committed, owners: Mapping[PartitionId, str]
     ) -> Generator[Pending[Any], Any, PartitionLag | None]:
         id = PartitionId(committed.topic, committed.partition)
         series = self._series.get((group, id)) or Series()
@@ -169,7 +170,7 @@ class Lags:
             messages,
             self._age_s(series) if messages else 0.0,
             series.slope(),
-            self._groups.owner(group, id),
+            owners.get(id),
         )
 
     def _look_up(
@@ -231,7 +232,7 @@ class Lags:
         """Groups with members first."""
         groups = self._offsets.table.groups()
         names = self._offsets.topic_names()
-        for group in sorted(groups, key=lambda one: (not self._groups.has_members(one), one)):
+        for group in sorted(groups, key=lambda one: (not self._offsets.has_members(one), one)):
             for committed in self._offsets.all_of(group, names):
                 yield group, committed
 

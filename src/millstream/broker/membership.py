@@ -137,11 +137,14 @@ class Membership:
     def rejoin(self, member: Member, topics: frozenset[str], assignor: Assignor | None) -> None:
         """A member starts anew: it has given up what it was told to, and may want other topics."""
         self._free(member, list(member.revoking))
+        self.want(member, topics, assignor)
+        self.reconcile(member)
+        member.acknowledged = member.generation
+
+    def want(self, member: Member, topics: frozenset[str], assignor: Assignor | None) -> None:
         if (topics, assignor) != (member.topics, member.assignor):
             member.topics, member.assignor = topics, assignor
             self._retarget()
-        self.reconcile(member)
-        member.acknowledged = member.generation
 
     def remove(self, member: Member) -> None:
         del self.members[member.id]
@@ -193,7 +196,7 @@ class Membership:
             return True
         if self.is_settled:
             return False
-        wanted = self._wanted(member)
+        wanted = self.wanted(member)
         return any(one not in wanted for one in member.owned) or any(
             one not in self.owners for one in wanted
         )
@@ -202,7 +205,7 @@ class Membership:
         """Bring a member as near to the target as it can be now; whether its partitions change."""
         if not self.has_news(member):
             return False
-        wanted = self._wanted(member)
+        wanted = self.wanted(member)
         lost = [one for one in member.owned if one not in wanted]
         gained = sorted(one for one in wanted if one not in self.owners)
         member.generation = self._next()
@@ -246,7 +249,7 @@ class Membership:
             self._is_settled = all(
                 not member.revoking
                 and not member.is_untold
-                and member.owned.keys() == self._wanted(member)
+                and member.owned.keys() == self.wanted(member)
                 for member in self.members.values()
             )
         return self._is_settled
@@ -257,15 +260,16 @@ class Membership:
         votes = Counter(one.assignor or self._default_assignor for one in self.members.values())
         return votes.most_common(1)[0][0] if votes else self._default_assignor
 
-    # ---- inside
-
-    def _wanted(self, member: Member) -> set[PartitionId]:
+    def wanted(self, member: Member) -> set[PartitionId]:
+        """What it should have."""
         if self._target is None:
             wishes = {
                 one.name: Wish(one.topics, frozenset(one.owned)) for one in self.members.values()
             }
             self._target = assign(self.assignor, wishes, self._counts)
         return self._target[member.name]
+
+    # ---- inside
 
     def _retarget(self) -> None:
         self._target = None

@@ -86,6 +86,10 @@ class Session:
     revoke_timer: Timer | None = None
     # Something was written that the next answer depends on.
     is_unsettled: bool = False
+    # Of a Kafka client: where it called from.
+    host: str = ""
+    # How long it may take to give up partitions; None is what the settings say.
+    rebalance_timeout_ms: int | None = None
     # A static member that said good-bye: its partitions wait for it.
     has_left: bool = False
     is_gone: bool = False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -15,12 +15,12 @@ import structlog
 
 from millstream.broker.group_values import Commit, Committed
 from millstream.broker.membership import Membership
-from millstream.broker.offset_table import Mark, group_key, group_value
 from millstream.errors import MillstreamError, OffsetOutOfRange, OffsetUnknown, TopicUnknown
 from millstream.log.partition import PartitionId
 
 if TYPE_CHECKING:
     from millstream.broker.group_offsets import GroupOffsets
+    from millstream.broker.group_values import GroupProtocol
     from millstream.broker.joining import GroupOptions
     from millstream.broker.polling import Session
     from millstream.broker.surroundings import Surroundings
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 # was made, grew or was deleted. revoked: a member took too long to give up.
 Reason: TypeAlias = Literal["join", "leave", "expired", "subscription", "topics", "revoked"]
 
-# Generations that one append reserves.
-GENERATION_BLOCK = 1000
 # Pairs of group and topic whose records are counted apart; the rest are counted together.
 CONSUMED_MAX = 1000
 OTHERS = ("", "")
@@ -41,10 +39,11 @@ DURATION_BOUNDS_S = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0)
 class Group:
     """A group that has members."""
 
-    __slots__ = ("is_waking", "membership", "name", "sessions", "since")
+    __slots__ = ("is_waking", "membership", "name", "protocol", "sessions", "since")
 
-    def __init__(self, name: str, membership: Membership) -> None:
+    def __init__(self, name: str, protocol: GroupProtocol, membership: Membership) -> None:
         self.name = name
+        self.protocol = protocol
         self.membership = membership
         self.sessions: dict[str, Session] = {}
         # When the rebalance under way began, on the monotonic clock.
@@ -56,7 +55,7 @@ class Group:
 class GroupCounts:
     """Plain numbers; the metrics page reads them."""
 
-    rebalances: Counter[Reason] = field(default_factory=Counter)
+    rebalances: Counter[str] = field(default_factory=Counter)
     # How long they took: one more than there are bounds.
     durations: list[int] = field(default_factory=lambda: [0] * (len(DURATION_BOUNDS_S) + 1))
     duration_sum_s: float = 0.0
@@ -88,14 +87,12 @@ class Rebalancing:
         "_reader",
         "_timers",
         "_turns",
-        "_views",
         "counts",
         "groups",
     )
 
     def __init__(self, around: Surroundings, offsets: GroupOffsets, options: GroupOptions) -> None:
         self._offsets = offsets
-        self._views = around.views
         self._reader = around.reader
         self._clock = around.clock
         self._timers = around.timers
@@ -104,17 +101,16 @@ class Rebalancing:
         self.groups: dict[str, Group] = {}
         self.counts = GroupCounts()
 
-    def count_members(self, name: str) -> int:
+    def count_members(self, name: str, protocol: GroupProtocol) -> int:
         group = self.groups.get(name)
-        return len(group.sessions) if group is not None else 0
+        return len(group.sessions) if group is not None and group.protocol == protocol else 0
 
-    def get_or_create(self, name: str) -> Group:
+    def get_or_create(self, name: str, protocol: GroupProtocol) -> Group:
         group = self.groups.get(name)
         if group is None:
-            mark = self._offsets.table.mark(name)
-            generation = mark.generation if mark is not None else 0
+            generation = self._offsets.generation(name)
             membership = Membership(name, self._options.assignor, generation)
-            group = self.groups[name] = Group(name, membership)
+            group = self.groups[name] = Group(name, protocol, membership)
         return group
 
     # ---- sessions
@@ -122,7 +118,7 @@ class Rebalancing:
     def open(self, group: Group, session: Session, reason: Reason | None) -> None:
         group.sessions[session.member.id] = session
         self._watch(group, session, session.timeout_ms / 1000)
-        self._changed(group, reason)
+        self.changed(group, reason)
 
     def close(self, session: Session) -> None:
         """The session ends, once nothing belongs to it any more: a poll under way is answered
@@ -140,11 +136,11 @@ class Rebalancing:
         group.membership.remove(session.member)
         self.close(session)
         if group.sessions:
-            self._changed(group, reason)
+            self.changed(group, reason)
             return
         self.counts.rebalances[reason] += 1
         del self.groups[group.name]
-        self._mark(group, group.membership.generation)
+        self._offsets.give_back(group.name, group.membership.generation)
 
     def called(self, session: Session) -> None:
         session.last_call = self._clock.monotonic()
@@ -179,7 +175,7 @@ class Rebalancing:
         if session.polling is not None:
             # It waits for records in partitions that it had before.
             session.polling.wake()
-        self._changed(group, None)
+        self.changed(group, None)
         return True
 
     def acknowledge(self, group: Group, session: Session, generation: int) -> None:
@@ -198,7 +194,18 @@ class Rebalancing:
             if not session.member.revoking and session.revoke_timer is not None:
                 self._timers.cancel(session.revoke_timer)
                 session.revoke_timer = None
-            self._changed(group, None)
+            self.changed(group, None)
+
+    def confirm(
+        self, group: Group, session: Session, generation: int, owned: Collection[PartitionId] | None
+    ) -> None:
+        """The member heard of a generation, and has these partitions; None: as it said before.
+        Only what it says it does not have any more is free: it may take its time over that."""
+        member = session.member
+        member.acknowledged = max(member.acknowledged, generation)
+        if owned is not None and not member.revoking.keys() & owned:
+            given_up = group.membership.acknowledged_by(member, generation)
+            self._acknowledge(group, session, generation, given_up)
 
     def _give_time(self, group: Group, session: Session) -> None:
         """How long a member may take to give up what it has been told to until now."""
@@ -207,13 +214,20 @@ class Rebalancing:
         def take() -> None:
             session.revoke_timer = None
             given_up = group.membership.acknowledged_by(session.member, told)
+            if given_up and group.protocol == "consumer":
+                # It knows the newest generation, and would not hear that they were taken.
+                self.remove(group, session, "revoked")
+                return
             if given_up:
                 self.counts.rebalances["revoked"] += 1
                 self._acknowledge(group, session, told, given_up)
             if session.member.revoking:
                 self._give_time(group, session)
 
-        session.revoke_timer = self._timers.after(self._options.rebalance_timeout_ms / 1000, take)
+        timeout_ms = session.rebalance_timeout_ms
+        if timeout_ms is None:
+            timeout_ms = self._options.rebalance_timeout_ms
+        session.revoke_timer = self._timers.after(timeout_ms / 1000, take)
 
     def set_partitions(self, topic: str, count: int) -> None:
         """A topic was made, grew, or is gone."""
@@ -225,9 +239,9 @@ class Rebalancing:
             for session in group.sessions.values():
                 if not count:
                     session.positions.drop_topic(topic)
-            self._changed(group, "topics")
+            self.changed(group, "topics")
 
-    def _changed(self, group: Group, reason: Reason | None) -> None:
+    def changed(self, group: Group, reason: Reason | None) -> None:
         """After every change of a group: numbers reserved, counted, and who waits is woken."""
         self._reserve(group)
         if reason is not None:
@@ -251,16 +265,7 @@ class Rebalancing:
                 session.polling.wake()
 
     def _reserve(self, group: Group) -> None:
-        generation = group.membership.generation
-        mark = self._offsets.table.mark(group.name)
-        if mark is None or generation > mark.generation:
-            self._mark(group, generation + GENERATION_BLOCK)
-
-    def _mark(self, group: Group, generation: int) -> None:
-        mark = Mark(generation, self._clock.wall_ms())
-        change = (group_key(group.name), group_value(mark))
-        # Who answers with such a number waits until it is durable.
-        self._views.change(self._offsets.table, [change])
+        self._offsets.reserve(group.name, group.membership.generation)
 
     # ---- positions
 

@@ -38,10 +38,16 @@ def list_groups(server: Server = DEFAULT_SERVER, ca: Ca = None, as_json: Json = 
         print_json(groups)
         return
     rows = [
-        (group["group"], group["state"], f"{group['members']:,}", f"{group['generation']:,}")
+        (
+            group["group"],
+            group["state"],
+            group["protocol"] or "–",
+            f"{group['members']:,}",
+            f"{group['generation']:,}",
+        )
         for group in groups
     ]
-    print_table(("name", "state", "members", "generation"), rows, texts=2)
+    print_table(("name", "state", "protocol", "members", "generation"), rows, texts=3)
 
 
 @app.command()
@@ -63,6 +69,7 @@ def describe(
         {
             "name": page["group"],
             "state": page["state"],
+            "protocol": page["protocol"] or "–",
             "generation": page["generation"],
             "assignor": page["assignor"],
             "lag": f"{lag['messages']:,} records, {lag['seconds']:.1f} s{_trend(lag)}",

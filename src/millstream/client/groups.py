@@ -23,6 +23,7 @@ class GroupSummary(msgspec.Struct):
     generation: int
     assignor: str = ""
     topics: list[str] = []
+    protocol: str | None = None  # of its members: http, classic, consumer or share
 
 
 class TopicPartitions(msgspec.Struct):
@@ -56,6 +57,7 @@ class GroupFacts(msgspec.Struct):
     assignor: str
     members: list[MemberFacts]
     offsets: list[CommittedOffset] = []
+    protocol: str | None = None
 
 
 class ResetOffset(msgspec.Struct):

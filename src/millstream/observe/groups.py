@@ -22,14 +22,17 @@ def group_metrics(consuming: Consuming) -> Iterator[Metric]:
     counts = consuming.groups.counts
     offsets = consuming.group_offsets
     yield gauge("groups", "Groups, with members and without.", consuming.groups.count())
-    yield gauge("group_members", "Members of all groups.", consuming.groups.members)
+    yield gauge("group_members", "Members of all groups.", consuming.directory.members)
     yield gauge("group_offsets", "Committed offsets that are kept.", offsets.table.count)
     yield gauge("consumers", "Sequential consumers with a position.", len(consuming.sequential))
     yield counters(
         "group_rebalances",
         "Rebalances, by what caused them.",
         ("reason",),
-        {(reason,): count for reason, count in counts.rebalances.items()},
+        {
+            (reason,): count
+            for reason, count in (counts.rebalances + consuming.classic_groups.rebalances).items()
+        },
     )
     yield _durations(counts.durations, counts.duration_sum_s)
     yield counter("group_commits", "Offsets committed, by members and for them.", offsets.commits)

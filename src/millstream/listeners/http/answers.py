@@ -50,6 +50,7 @@ STATUS_OF_ERROR: Mapping[type[MillstreamError], int] = {
     errors.MemberUnknown: HTTPStatus.NOT_FOUND,
     errors.MemberFenced: HTTPStatus.CONFLICT,
     errors.StaleGeneration: HTTPStatus.CONFLICT,
+    errors.GroupProtocolMismatch: HTTPStatus.CONFLICT,
     errors.PartitionNotAssigned: HTTPStatus.CONFLICT,
     errors.OffsetUnknown: HTTPStatus.NOT_FOUND,
     errors.MetadataTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,

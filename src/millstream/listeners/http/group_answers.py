@@ -24,7 +24,8 @@ from millstream.listeners.http.messages import Shown, listed, shown
 from millstream.listeners.http.parameters import OFFSET_MAX, PARTITION_MAX, Parameters
 
 if TYPE_CHECKING:
-    from millstream.broker.group_offsets import GroupOffsets, ResetDone
+    from millstream.broker.consuming import Consuming
+    from millstream.broker.group_offsets import ResetDone
     from millstream.broker.group_values import (
         Committed,
         GroupFacts,
@@ -34,8 +35,7 @@ if TYPE_CHECKING:
         Polled,
         Standing,
     )
-    from millstream.broker.groups import Groups
-    from millstream.broker.lag import GroupLag, Lags
+    from millstream.broker.lag import GroupLag
     from millstream.listeners.http.route import Call
     from millstream.listeners.http.waits import Waits
     from millstream.log.partition import PartitionId
@@ -98,20 +98,14 @@ _resetting = msgspec.json.Decoder(Resetting)
 
 
 class GroupAnswers:
-    __slots__ = ("_groups", "_lags", "_offsets", "_poll_timeout_s_max", "_waits")
+    __slots__ = ("_directory", "_groups", "_lags", "_offsets", "_poll_timeout_s_max", "_waits")
 
-    def __init__(
-        self,
-        groups: Groups,
-        offsets: GroupOffsets,
-        lags: Lags,
-        waits: Waits,
-        poll_timeout_s_max: float,
-    ) -> None:
+    def __init__(self, consuming: Consuming, waits: Waits, poll_timeout_s_max: float) -> None:
         self._poll_timeout_s_max = poll_timeout_s_max
-        self._groups = groups
-        self._offsets = offsets
-        self._lags = lags
+        self._groups = consuming.groups
+        self._directory = consuming.directory
+        self._offsets = consuming.group_offsets
+        self._lags = consuming.lags
         self._waits = waits
 
     # ---- what members say
@@ -201,7 +195,7 @@ class GroupAnswers:
             groups = [one._asdict() for one in found[:limit]]
             return json_of({"groups": groups, "next": last})
 
-        return later(self._groups.summaries(), answer)
+        return later(self._directory.summaries(), answer)
 
     def describe(self, call: Call, group: str) -> Later:
         Parameters(call.query, ())
@@ -212,7 +206,7 @@ class GroupAnswers:
             page["offsets"] = [one._asdict() for one in facts.offsets]
             return json_of(page)
 
-        return later(self._groups.describe(group), answer)
+        return later(self._directory.describe(group), answer)
 
     def delete(self, call: Call, group: str) -> Later:
         Parameters(call.query, ())

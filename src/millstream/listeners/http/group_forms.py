@@ -123,6 +123,7 @@ JOIN = Form(
     ),
     (
         errors.GroupNameInvalid,
+        errors.GroupProtocolMismatch,
         *_TOPIC_ERRORS,
         errors.MemberUnknown,
         errors.MemberFenced,
@@ -242,15 +243,15 @@ LEAVE = Form(
 )
 
 _STATE = one_of("empty", "stable", "rebalancing")
-_ASSIGNOR = one_of("sticky", "range", "round_robin")
 _SUMMARY = shown(
     "Group",
     group=text(),
     state=_STATE,
     members=whole(),
     generation=_GENERATION,
-    assignor=_ASSIGNOR,
+    assignor=text(),
     topics=array(text()),
+    protocol=nullable(one_of("http", "classic", "consumer", "share")),
 )
 LIST = Form(
     "All groups, by name",

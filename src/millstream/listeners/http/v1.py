@@ -131,9 +131,7 @@ class V1:
 
     def _group_routes(self, bounds: Bounds) -> tuple[Route, ...]:
         broker, forms, tag = self._broker, group_forms, "groups"
-        answers = GroupAnswers(
-            broker.groups, broker.group_offsets, broker.lags, self.waits, bounds.poll_timeout_s
-        )
+        answers = GroupAnswers(broker.consuming, self.waits, bounds.poll_timeout_s)
         poll = forms.poll(bounds.poll_records, bounds.poll_bytes, bounds.poll_timeout_s)
         offsets = (GROUP + "/offsets",)
         return (
