@@ -419,6 +419,13 @@ class AssignorUnknown(MillstreamError):
     code = "assignor_unknown"
 
 
+class PatternInvalid(MillstreamError):
+    """A pattern of topic names that cannot be read, or asks for more than the broker does; fields:
+    pattern."""
+
+    code = "pattern_invalid"
+
+
 class PartitionNotAssigned(MillstreamError):
     """A member may only commit what is assigned to it; fields: group, topic, partition."""
 

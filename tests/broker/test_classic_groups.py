@@ -25,7 +25,7 @@ from faults.simulated_disk import SimulatedDisk
 from millstream.broker.classic_group import NO_PARTITIONS
 from millstream.broker.classic_groups import METADATA_BYTES_MAX, PROTOCOLS_MAX
 from millstream.broker.delivery_values import Receive
-from millstream.broker.group_values import Commit
+from millstream.broker.group_values import Commit, Join
 from millstream.broker.publishing import Outgoing
 from millstream.errors import GroupProtocolMismatch, GroupUsesOffsets
 from millstream.log.partition import PartitionId
@@ -46,7 +46,8 @@ def test_members_that_start_together_are_in_one_generation_with_one_leader() -> 
     a, b, c = three(house)
     assert {one.generation for one in (a, b, c)} == {1}
     assert [one.leads for one in (a, b, c)] == [True, False, False]
-    assert a.told is not None and b.told is not None
+    assert a.told is not None
+    assert b.told is not None
     assert [one.member_id for one in a.told.members] == [a.id, b.id, c.id]
     assert a.told.members[0].metadata == subscription("orders")
     assert b.told.members == ()
@@ -441,7 +442,7 @@ def test_an_administrator_removes_a_static_member_by_its_instance_id() -> None:
 def test_a_group_with_members_of_one_protocol_refuses_those_of_another() -> None:
     house = kafka_house()
     three(house)
-    refusal = house.failed(house.broker.groups.join("g", _http_join()))
+    refusal = house.failed(house.broker.groups.join("g", Join(("orders",))))
     assert isinstance(refusal, GroupProtocolMismatch)
     assert refusal.fields["protocol"] == "classic"
     receiving = house.broker.delivery.receive("g", Receive(("orders",)))
@@ -501,9 +502,3 @@ def test_what_members_say_in_another_form_is_not_shown(damaged: bytes) -> None:
 
 def test_an_assignment_with_more_partitions_than_bytes_is_not_shown() -> None:
     assert assigned_partitions(b"\0\0\0\0\0\1\0\1a\x7f\xff\xff\xff") == ()
-
-
-def _http_join() -> object:
-    from millstream.broker.group_values import Join
-
-    return Join(("orders",))

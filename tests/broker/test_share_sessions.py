@@ -45,7 +45,7 @@ class Worker:
     wants: tuple[PartitionId, ...] = field(default=(JOBS,))
 
     def beat(self, **changes: Any) -> ShareBeaten:
-        said = {"member_id": self.id, "epoch": self.epoch}
+        said: dict[str, Any] = {"member_id": self.id, "epoch": self.epoch}
         beating = self.house.broker.share_groups.heartbeat(self.group, ShareBeat(**said | changes))
         beaten = self.house.done(beating)
         self.epoch = beaten.epoch
@@ -143,7 +143,8 @@ def test_lanes_are_served_in_their_order() -> None:
     house = share_house()
     worker = Worker(house).join()
     records = [
-        Outgoing(None, lane.encode(), partition=0, lane=LANES.index(lane)) for lane in ("low", "critical")
+        Outgoing(None, lane.encode(), partition=0, lane=LANES.index(lane))
+        for lane in ("low", "critical")
     ]
     house.done(house.broker.publisher.publish("jobs", records))
     assert worker.values(count_max=1) == ["critical"]
@@ -326,7 +327,8 @@ def test_a_share_group_is_shown_and_refuses_members_that_read_by_offset() -> Non
 )
 def test_a_heartbeat_that_makes_no_sense_is_refused(changes: dict[str, Any], code: str) -> None:
     house = share_house()
-    beat = ShareBeat(**({"member_id": "w", "epoch": 0} | changes))
+    said: dict[str, Any] = {"member_id": "w", "epoch": 0} | changes
+    beat = ShareBeat(**said)
     error = house.failed(house.broker.share_groups.heartbeat("g", beat))
     assert isinstance(error, MillstreamError)
     assert error.code == code

@@ -275,6 +275,9 @@ class ConsumerGroups:
 
     # ---- committing
 
+    def has_members(self, group: str) -> bool:
+        return self._rebalancing.count_members(group, "consumer") > 0
+
     def check_commit(self, group: str, member_id: str, epoch: int) -> None:
         """Raises unless the member is there, in that epoch."""
         found = self._find(group, Beat(member_id, epoch))

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from millstream.broker.surroundings import Surroundings
     from millstream.broker.topics import Topic
     from millstream.broker.views import Change
+    from millstream.log.partition import PartitionId
 
 # As much as Kafka takes.
 METADATA_BYTES_MAX = 4096
@@ -198,27 +199,27 @@ class GroupOffsets:
         """Raises for the first one that cannot be kept."""
         for one in commits:
             end = self._reader.offsets(one.topic, one.partition).high_watermark
-            if not 0 <= one.offset <= end:
-                raise OffsetOutOfRange(
-                    f"{one.topic}/{one.partition} ends at {end}; {one.offset} cannot be committed",
-                    topic=one.topic,
-                    partition=one.partition,
-                    offset=one.offset,
-                    start=0,
-                    end=end,
-                )
-            if len(one.metadata.encode(errors="replace")) > METADATA_BYTES_MAX:
-                raise MetadataTooLarge(
-                    f"the metadata of a commit may have {METADATA_BYTES_MAX} bytes",
-                    topic=one.topic,
-                    partition=one.partition,
-                    limit_bytes=METADATA_BYTES_MAX,
-                )
-            if not _is_text(one.metadata):
-                raise ParameterInvalid(
-                    "the metadata of a commit is not text that can be written as UTF-8",
-                    parameter="metadata",
-                )
+            if one.offset > end:
+                raise _out_of_range(one, end)
+            self.check_loosely(one)
+
+    def check_loosely(self, one: Commit) -> None:
+        """The same, but an offset past the end is kept: Kafka's clients may know better."""
+        end = self._reader.offsets(one.topic, one.partition).high_watermark
+        if one.offset < 0:
+            raise _out_of_range(one, end)
+        if len(one.metadata.encode(errors="replace")) > METADATA_BYTES_MAX:
+            raise MetadataTooLarge(
+                f"the metadata of a commit may have {METADATA_BYTES_MAX} bytes",
+                topic=one.topic,
+                partition=one.partition,
+                limit_bytes=METADATA_BYTES_MAX,
+            )
+        if not _is_text(one.metadata):
+            raise ParameterInvalid(
+                "the metadata of a commit is not text that can be written as UTF-8",
+                parameter="metadata",
+            )
 
     def write(self, group: str, commits: Sequence[Commit]) -> Pending[list[Committed]]:
         """What was checked; done when it is durable."""
@@ -355,6 +356,24 @@ class GroupOffsets:
         yield self._remove(keys)
         return len(keys)
 
+    def forget_partitions(self, group: str, ids: Sequence[PartitionId]) -> Pending[None]:
+        """The same for single partitions, also of a group that has members: who calls knows that
+        they do not read them."""
+        return follow(self._forget_partitions(group, ids))
+
+    def _forget_partitions(
+        self, group: str, ids: Sequence[PartitionId]
+    ) -> Generator[Pending[Any], Any, None]:
+        keys = []
+        for id in ids:
+            uuid = self._topics.get(id.topic).uuid.bytes
+            if self.table.get(group, uuid, id.number) is not None:
+                keys.append(offset_key(group, uuid, id.number))
+        if self._leases is not None:
+            for topic in sorted({id.topic for id in ids}):
+                yield self._leases.drop(group, topic)
+        yield self._remove(keys)
+
     def delete_group(self, group: str) -> Pending[None]:
         """Everything that is kept of a group."""
         return follow(self._delete_group(group))
@@ -479,6 +498,17 @@ def _numbers(topic: Topic, partitions: Sequence[int] | None) -> list[int]:
         if not 0 <= number < topic.partitions:
             raise partition_unknown(topic, number)
     return sorted(set(partitions))
+
+
+def _out_of_range(one: Commit, end: int) -> OffsetOutOfRange:
+    return OffsetOutOfRange(
+        f"{one.topic}/{one.partition} ends at {end}; {one.offset} cannot be committed",
+        topic=one.topic,
+        partition=one.partition,
+        offset=one.offset,
+        start=0,
+        end=end,
+    )
 
 
 def _is_text(text: str) -> bool:

@@ -12,7 +12,10 @@ from millstream.listeners.kafka.apis import table_of
 from millstream.listeners.kafka.cluster import api_versions, cluster_apis
 from millstream.listeners.kafka.connection import Counts, Limits, Shared
 from millstream.listeners.kafka.context import Context
+from millstream.listeners.kafka.group_admin_apis import group_admin_apis
+from millstream.listeners.kafka.group_apis import group_apis
 from millstream.listeners.kafka.listener import KafkaListener
+from millstream.listeners.kafka.offset_apis import offset_apis
 from millstream.listeners.kafka.producers import producer_apis
 
 if TYPE_CHECKING:
@@ -27,7 +30,13 @@ if TYPE_CHECKING:
 
 def every_api(context: Context) -> dict[int, Api]:
     """By key. An API that is not here is not spoken: its request ends the connection."""
-    table = table_of(cluster_apis(context), producer_apis(context))
+    table = table_of(
+        cluster_apis(context),
+        producer_apis(context),
+        group_apis(context),
+        offset_apis(context),
+        group_admin_apis(context),
+    )
     own = api_versions(table)
     table[own.key] = own
     return table

@@ -46,6 +46,34 @@ CODE_OF_ERROR: Mapping[type[MillstreamError], Code] = {
     errors.OutcomeUnknown: Code.REQUEST_TIMED_OUT,
     errors.EngineStopped: Code.NOT_LEADER_OR_FOLLOWER,
     errors.Stopping: Code.NOT_LEADER_OR_FOLLOWER,
+    errors.GroupNameInvalid: Code.INVALID_GROUP_ID,
+    errors.GroupUnknown: Code.GROUP_ID_NOT_FOUND,
+    errors.GroupNotEmpty: Code.NON_EMPTY_GROUP,
+    errors.TooManyGroups: Code.GROUP_MAX_SIZE_REACHED,
+    errors.TooManyMembers: Code.GROUP_MAX_SIZE_REACHED,
+    errors.MemberUnknown: Code.UNKNOWN_MEMBER_ID,
+    errors.MemberFenced: Code.FENCED_INSTANCE_ID,
+    errors.MemberIdRequired: Code.MEMBER_ID_REQUIRED,
+    errors.MemberNotReleased: Code.UNRELEASED_INSTANCE_ID,
+    errors.StaleGeneration: Code.ILLEGAL_GENERATION,
+    errors.RebalanceUnderWay: Code.REBALANCE_IN_PROGRESS,
+    errors.GroupProtocolMismatch: Code.INCONSISTENT_GROUP_PROTOCOL,
+    errors.GroupUsesLeases: Code.INCONSISTENT_GROUP_PROTOCOL,
+    errors.GroupUsesOffsets: Code.INCONSISTENT_GROUP_PROTOCOL,
+    errors.AssignorUnknown: Code.UNSUPPORTED_ASSIGNOR,
+    errors.PatternInvalid: Code.INVALID_REGULAR_EXPRESSION,
+    errors.MetadataTooLarge: Code.OFFSET_METADATA_TOO_LARGE,
+    errors.ReceiptStale: Code.INVALID_RECORD_STATE,
+    errors.ReceiptUnknown: Code.INVALID_RECORD_STATE,
+    errors.ShareSessionUnknown: Code.SHARE_SESSION_NOT_FOUND,
+    errors.ShareSessionEpochInvalid: Code.INVALID_SHARE_SESSION_EPOCH,
+}
+
+# A coordinator speaks of itself where a leader speaks of a partition. Clients look for it again.
+OF_COORDINATOR: Mapping[Code, Code] = {
+    Code.NOT_LEADER_OR_FOLLOWER: Code.NOT_COORDINATOR,
+    Code.KAFKA_STORAGE_ERROR: Code.COORDINATOR_NOT_AVAILABLE,
+    Code.REQUEST_TIMED_OUT: Code.COORDINATOR_NOT_AVAILABLE,
 }
 
 log = get_logger("kafka")

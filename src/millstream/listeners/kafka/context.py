@@ -6,7 +6,7 @@ import base64
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from millstream.listeners.kafka.codes import code_of
+from millstream.listeners.kafka.codes import OF_COORDINATOR, code_of
 from millstream.wire.kafka.codes import Code
 
 if TYPE_CHECKING:
@@ -45,6 +45,11 @@ class Context:
     def code(self, error: BaseException) -> Code:
         """Of an error that goes into an answer; counted."""
         return self.count(code_of(error))
+
+    def coordinator_code(self, error: BaseException) -> Code:
+        """The same in an answer about a group."""
+        code = code_of(error)
+        return self.count(OF_COORDINATOR.get(code, code))
 
     def count(self, code: Code) -> Code:
         errors = self.counts.errors

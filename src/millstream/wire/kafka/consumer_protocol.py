@@ -10,9 +10,15 @@ reads them only to show who reads what: to clients they are what they sent, byte
 from __future__ import annotations
 
 from struct import Struct, error
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _SHORT = Struct(">h")
 _INT = Struct(">i")
+_ZERO = _SHORT.pack(0)
+_NO_USER_DATA = _INT.pack(-1)
 
 
 def subscribed_topics(metadata: bytes) -> tuple[str, ...]:
@@ -42,6 +48,27 @@ def assigned_partitions(assignment: bytes) -> tuple[tuple[str, tuple[int, ...]],
     except (error, ValueError):
         return ()
     return tuple(found)
+
+
+def subscription(topics: Iterable[str]) -> bytes:
+    """As a consumer writes one, version 0."""
+    named = [_named(topic) for topic in topics]
+    return b"".join((_ZERO, _INT.pack(len(named)), *named, _NO_USER_DATA))
+
+
+def assignment(partitions: Iterable[tuple[str, Iterable[int]]]) -> bytes:
+    """As a leader writes one, version 0."""
+    parts = []
+    for topic, numbers in partitions:
+        listed = tuple(numbers)
+        packed = Struct(f">{len(listed)}i").pack(*listed)
+        parts.append(_named(topic) + _INT.pack(len(listed)) + packed)
+    return b"".join((_ZERO, _INT.pack(len(parts)), *parts, _NO_USER_DATA))
+
+
+def _named(topic: str) -> bytes:
+    encoded = topic.encode()
+    return _SHORT.pack(len(encoded)) + encoded
 
 
 def _count(data: bytes, at: int, least: int) -> tuple[int, int]:
