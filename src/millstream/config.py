@@ -131,6 +131,7 @@ class Settings:
     group_session_timeout_ms: int
     group_heartbeat_interval_ms: int
     group_rebalance_timeout_ms: int
+    group_forming_ms: int
     group_assignor: Literal["sticky", "range", "round_robin"]
     group_auto_offset_reset: Literal["earliest", "latest", "none"]
     group_auto_commit_interval_ms: int

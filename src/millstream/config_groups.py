@@ -34,6 +34,15 @@ GROUP_ROWS: tuple[tuple[str, str, Kind, str, str], ...] = (
         "they are taken, and what it still does with them may be done twice.",
     ),
     (
+        "group_forming",
+        "group_forming_ms",
+        Duration(0, 60 * _SECOND_MS),
+        "100ms",
+        "How long a group of Kafka's classic protocol that nobody is in waits for more members "
+        "before it deals out partitions. Each that comes has it wait as long again. Consumers "
+        "that start within that time make one rebalance, not one each.",
+    ),
+    (
         "group_assignor",
         "group_assignor",
         Choice(("sticky", "range", "round_robin")),

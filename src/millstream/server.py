@@ -19,6 +19,7 @@ import uvloop
 
 import millstream
 from millstream.broker.broker import Broker, BrokerOptions, make_broker
+from millstream.broker.classic_groups import ClassicOptions
 from millstream.broker.consuming import ConsumingOptions
 from millstream.broker.delivery_values import DeliveryOptions
 from millstream.broker.joining import GroupOptions
@@ -191,6 +192,9 @@ def consuming_options(settings: Settings) -> ConsumingOptions:
             auto_offset_reset=settings.group_auto_offset_reset,
             groups_max=settings.groups_max,
             members_max=settings.group_members_max,
+        ),
+        classic=ClassicOptions(
+            forming_ms=settings.group_forming_ms, members_max=settings.group_members_max
         ),
         offsets_retention_ms=settings.offsets_retention_ms,
         consumers_max=settings.consumers_max,
