@@ -162,8 +162,8 @@ def test_a_group_is_described_with_its_members_and_its_lag(broker: BrokerProcess
         code, out, _ = mill("group", "describe", "billing")
         assert code == 0
         lines = out.decode().splitlines()
-        assert lines[4].startswith("lag         2 records, ")
-        assert lines[7] == f"{member}  python  orders 0"
+        assert lines[5].startswith("lag         2 records, ")
+        assert lines[8] == f"{member}  python  orders 0"
         page = json.loads(mill("group", "describe", "billing", "--json")[1])
         assert page["lag"]["messages"] == 2
         assert page["lag"]["partitions"][0]["seconds"] > 0
