@@ -515,6 +515,34 @@ class LaneUnknown(MillstreamError):
     code = "lane_unknown"
 
 
+# ---- dead letters
+
+
+class DeadLetterUnknown(MillstreamError):
+    """There is no dead letter at that place, or not any more; fields: topic, partition, offset."""
+
+    code = "dead_letter_unknown"
+
+
+class RedriveUnknown(MillstreamError):
+    """There is no redrive with that id, or it was over long ago; fields: redrive."""
+
+    code = "redrive_unknown"
+
+
+class RedriveRunning(MillstreamError):
+    """A redrive of the topic's dead letters runs already; fields: topic, redrive."""
+
+    code = "redrive_running"
+
+
+class TooManyRedrives(MillstreamError):
+    """As many redrives run as may; fields: limit."""
+
+    code = "too_many_redrives"
+    retriable = True
+
+
 # ---- queues
 
 

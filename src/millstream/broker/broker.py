@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from millstream.broker.consuming import ConsumingOptions, make_consuming
+from millstream.broker.dead_letter_marks import DeadLetterMarks
+from millstream.broker.dead_letter_reading import DeadLetterReading
 from millstream.broker.deadletters import DeadLetters
 from millstream.broker.delivery import Delivery, DeliveryParts
 from millstream.broker.delivery_values import DeliveryOptions
@@ -14,6 +16,8 @@ from millstream.broker.idempotency import Idempotency
 from millstream.broker.lanes import Lanes
 from millstream.broker.publishing import Publisher
 from millstream.broker.reading import Reader
+from millstream.broker.redrive import Redrive
+from millstream.broker.redrive_jobs import RedriveOptions
 from millstream.broker.share_sessions import ShareSessions
 from millstream.broker.surroundings import Surroundings
 from millstream.broker.topic_settings import TopicDefaults
@@ -54,6 +58,7 @@ class BrokerOptions:
     view_snapshot_interval_s: float = 60.0
     consuming: ConsumingOptions = field(default_factory=ConsumingOptions)
     delivery: DeliveryOptions = field(default_factory=DeliveryOptions)
+    redrive: RedriveOptions = field(default_factory=RedriveOptions)
 
 
 @dataclass(slots=True)
@@ -79,6 +84,8 @@ class Broker:
     lags: Lags
     sequential: Sequential
     dead_letters: DeadLetters
+    dead_letter_reading: DeadLetterReading
+    redrive: Redrive
     delivery: Delivery
     share_sessions: ShareSessions
 
@@ -93,13 +100,16 @@ class Broker:
     def _begin(self) -> Generator[Pending[Any], Any, None]:
         yield self.views.load()
         yield self.topics.load()
+        yield self.redrive.load()
         yield self.consuming.start()
         yield self.delivery.start()
+        self.redrive.start()
         self.idempotency.start()
         self.view_snapshots.start()
 
     def stop(self) -> None:
         """Before the engine: what is under way ends with it."""
+        self.redrive.stop()
         self.delivery.stop()
         self.consuming.stop()
         self.view_snapshots.stop()
@@ -134,6 +144,8 @@ def make_broker(
     around = Surroundings(views, topics, reader, clock, timers, turns)
     consuming = make_consuming(around, options.consuming, random_hex)
     dead_letters = DeadLetters(around)
+    marks = DeadLetterMarks(engine, around)
+    reading = DeadLetterReading(marks)
     parts = DeliveryParts(
         engine,
         consuming.groups,
@@ -165,4 +177,6 @@ def make_broker(
         dead_letters=dead_letters,
         delivery=delivery,
         share_sessions=ShareSessions(around, consuming.share_groups, delivery),
+        dead_letter_reading=reading,
+        redrive=Redrive(marks, reading, options.redrive, random_hex),
     )

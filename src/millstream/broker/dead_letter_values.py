@@ -12,6 +12,11 @@
 
 All values are text, numbers in decimal, so that any Kafka client can read them. Key, value, time
 and the other headers of the record stay as they were.
+
+One that was put back says so, and keeps that when it becomes a dead letter again:
+
+    ms-redrives             how often it was put back
+    ms-first-time           the time that it had before the first of these
 """
 
 from __future__ import annotations
@@ -43,6 +48,8 @@ REASON_HEADER = "ms-dead-reason"
 ERROR_HEADER = "ms-dead-error"
 FIRST_FAILURE_HEADER = "ms-dead-first-failure"
 LAST_FAILURE_HEADER = "ms-dead-last-failure"
+REDRIVES_HEADER = "ms-redrives"
+FIRST_TIME_HEADER = "ms-first-time"
 
 # What all of them take at most: names, the longest topic, group and error text, and numbers.
 HEADERS_BYTES_MAX = 8 * 1024
