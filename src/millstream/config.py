@@ -153,6 +153,8 @@ class Settings:
     breaker_settlings_min: int
     breaker_window_ms: int
     breaker_failures_percent: int
+    redrives_max: int
+    redrive_history_ms: int
     offsets_retention_ms: int | None
 
     log_level: Literal["debug", "info", "warning", "error"]

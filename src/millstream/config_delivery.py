@@ -105,4 +105,19 @@ DELIVERY_ROWS: tuple[tuple[str, str, Kind, str, str], ...] = (
         "50",
         "How many settlings in a hundred have to fail before a group's dead letters pause.",
     ),
+    (
+        "redrives_max",
+        "redrives_max",
+        Integer(1, 1000),
+        "10",
+        "How many redrives of dead letters may run at a time. Each takes turns with everything "
+        "else that the broker does; more of them leave it less time.",
+    ),
+    (
+        "redrive_history",
+        "redrive_history_ms",
+        Duration(0, 365 * _DAY_MS),
+        "1d",
+        "How long a redrive that is over is listed, with what it did; at most the last 1,000 are.",
+    ),
 )

@@ -68,6 +68,7 @@ _SECTIONS = {
     "topic messages": "Messages of topics",
     "groups": "Groups",
     "work queues": "Work queues",
+    "dead letters": "Dead letters",
     "sequential consumers": "Sequential consumers",
     "admin": "Administration",
     "messages": "Messages of queues",

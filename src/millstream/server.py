@@ -24,6 +24,7 @@ from millstream.broker.consuming import ConsumingOptions
 from millstream.broker.delivery_values import DeliveryOptions
 from millstream.broker.joining import GroupOptions
 from millstream.broker.queues import DEFAULT_QUEUE, QueueLimits, Queues
+from millstream.broker.redrive_jobs import RedriveOptions
 from millstream.broker.snapshots import Snapshots
 from millstream.broker.timers import Timers
 from millstream.broker.topic_settings import TopicDefaults
@@ -51,6 +52,7 @@ from millstream.log.partition import PartitionSettings
 from millstream.log.segment import Intervals
 from millstream.log.snapshot import SnapshotFolder
 from millstream.log.store import StoreOptions
+from millstream.observe.dead_letters import dead_letter_metrics, dead_letter_notes
 from millstream.observe.groups import group_metrics
 from millstream.observe.logs import configure_logs, get_logger
 from millstream.observe.metrics import Metrics, families
@@ -160,6 +162,7 @@ def broker_options(settings: Settings) -> BrokerOptions:
         view_snapshot_interval_s=settings.view_snapshot_interval_ms / 1000,
         consuming=consuming_options(settings),
         delivery=delivery_options(settings),
+        redrive=RedriveOptions(settings.redrives_max, settings.redrive_history_ms),
     )
 
 
@@ -332,9 +335,11 @@ class Server:
 
     async def _serve(self, engine: Engine, broker: Broker, listeners: dict[str, Listener]) -> None:
         self._status.health = engine.health
+        self._status.notes = lambda: dead_letter_notes(broker)
         self._metrics.register(lambda: families(engine.metrics()))
         self._metrics.register(lambda: topic_metrics(broker, self._settings.metrics_topics))
         self._metrics.register(lambda: group_metrics(broker.consuming))
+        self._metrics.register(lambda: dead_letter_metrics(broker, self._settings.metrics_topics))
         if "metrics" in listeners:
             await listeners["metrics"].start()
         try:

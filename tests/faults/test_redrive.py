@@ -210,7 +210,7 @@ def test_the_plug_is_pulled_during_redrives(seed: int, mode: str) -> None:
     script = Script(seed, every=12, mode=mode)
     script.run([script.step] * 200)
     assert script.pulled > 20
-    assert script.redrives > 5
+    assert script.redrives > 2
     assert script.put_back_after > 0
 
 

@@ -66,6 +66,10 @@ class Breaker:
         """Whether dead-lettering pauses: records are retried instead."""
         return self.opened_s is not None and now_s >= self.opened_s
 
+    def open_s(self, now_s: float) -> float | None:
+        """How long it has been open."""
+        return None if self.opened_s is None else max(0.0, now_s - self.opened_s)
+
     def _judge_closed(self, now_s: float, succeeded: int, failed: int) -> None:
         buckets = self._buckets
         while buckets and buckets[0][0] <= now_s - self._window_s:

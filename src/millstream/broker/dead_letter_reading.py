@@ -146,6 +146,11 @@ class DeadLetterReading:
             topics.get(name)
         return Where(name, dlq)
 
+    def left(self, name: str) -> int:
+        """How many dead letters a topic has; not before they are settled may a client be told."""
+        dlq = self.where(name).dlq
+        return 0 if dlq is None else self._marks.left(dlq)
+
     def counts(self) -> Pending[list[LetterCount]]:
         """Of every topic that has some, by name."""
         return follow(self._counts())

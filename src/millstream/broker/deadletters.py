@@ -43,10 +43,13 @@ PLAIN_BYTES_MAX = 16 * 1024 * 1024
 class DeadLetters:
     """Those of all topics."""
 
-    __slots__ = ("_around", "_ensuring")
+    __slots__ = ("_around", "_ensuring", "counts")
 
     def __init__(self, around: Surroundings) -> None:
         self._around = around
+        # By topic and reason, since the start; of topics that there are.
+        self.counts: dict[str, dict[str, int]] = {}
+        around.topics.watch_deleted(self._forget)
         # Dead letter topics that are being made or changed.
         self._ensuring: dict[str, Pending[Topic]] = {}
 
@@ -79,6 +82,14 @@ class DeadLetters:
             changes = {"message_bytes_max": _message_bytes_max(topic), "compact": False}
             dlq = yield topics.alter(name, changes)
         return dlq
+
+    def _forget(self, topic: Topic) -> None:
+        self.counts.pop(topic.name, None)
+
+    def count(self, topic: Topic, reason: str, records: int) -> None:
+        """So many are dead letters now."""
+        reasons = self.counts.setdefault(topic.name, {})
+        reasons[reason] = reasons.get(reason, 0) + records
 
     def entries(self, topic: Topic, dlq: Topic, letters: Sequence[DeadLetter]) -> list[Entry]:
         """Batches of dead letters, for one atomic append with the settling of their deliveries.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.broker.delivery_values import (
     LEASE_STARTS,
+    BreakerFacts,
     DeliveryCounts,
     DeliveryOptions,
     LaneFacts,
@@ -280,6 +281,18 @@ class Delivery:
         """Of every lane in use, or the one that all records are in: by group, topic and partition,
         those after one, and at most about so many."""
         return self._rates.facts(LaneWish(topic, group, after, count_max))
+
+    def breakers(self) -> list[BreakerFacts]:
+        """Of every group that receives by lease."""
+        now = self._now()
+        return [
+            BreakerFacts(crew.name, crew.breaker.open_s(now), crew.breaker.openings)
+            for crew in self._shares.crews.values()
+        ]
+
+    def paused(self) -> list[BreakerFacts]:
+        """Groups whose records are retried instead of being dead letters."""
+        return [one for one in self.breakers() if one.open_s is not None]
 
     # ---- the start and the end
 

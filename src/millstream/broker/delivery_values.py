@@ -183,6 +183,15 @@ class ShareFacts(NamedTuple):
     is_dead_lettering: bool
 
 
+class BreakerFacts(NamedTuple):
+    """The circuit breaker of a group: whether its failures are the records' own."""
+
+    group: str
+    # How long it has been open; None while it is closed.
+    open_s: float | None
+    openings: int
+
+
 @dataclass(slots=True)
 class DeliveryCounts:
     """Plain numbers for the metrics page, of one group."""

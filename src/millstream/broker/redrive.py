@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from millstream.broker.dead_letter_reading import letter_of
-from millstream.broker.dead_letter_values import NORMAL_LANE
+from millstream.broker.dead_letter_values import NORMAL_LANE, SUFFIX, is_dead_letter_topic
 from millstream.broker.dead_letter_view import Place, job_changes, progress_change
 from millstream.broker.redrive_jobs import (
     EXAMPLES_MAX,
@@ -119,6 +119,11 @@ class Redrive:
         self._steps = 0
         # Records put back, by the topic that they died in, for the metrics page.
         self.redriven: dict[str, int] = {}
+        marks.around.topics.watch_deleted(self._topic_deleted)
+
+    def _topic_deleted(self, topic: Topic) -> None:
+        if is_dead_letter_topic(topic.name):
+            self.redriven.pop(topic.name.removesuffix(SUFFIX), None)
 
     # ---- asking for one
 
@@ -185,6 +190,10 @@ class Redrive:
                 )
 
     # ---- looking, cancelling
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
 
     def jobs(self) -> Pending[list[JobFacts]]:
         """Those that run, then those that are over, the newest first."""

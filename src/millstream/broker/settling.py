@@ -232,7 +232,7 @@ class Settling:
             for at, _ in acked:
                 request.say(at, "acked")
             share.crew.counts.acked += len(acked)
-            share.crew.breaker.settled(self._now(), succeeded=len(acked))
+            self._judge(share, succeeded=len(acked))
             if ledger.epoch == epoch:
                 self._gone(share, ledger, [one for _, one in acked])
 
@@ -354,7 +354,7 @@ class Settling:
                         delay_ms = backoff_ms(settings, one.deliveries)
                     one.when_ms, one.wait_ms = now_ms + delay_ms, delay_ms
                     again.append(failed)
-        share.crew.breaker.settled(self._now(), failed=len(work.failed))
+        self._judge(share, failed=len(work.failed))
         if again:
             self._retry(request, share, ledger, again)
         for reason, kind in (("rejected", "reject"), ("deliveries", "nack")):
@@ -435,7 +435,7 @@ class Settling:
             return
         most = share.topic.settings.deliveries_max
         share.crew.counts.timeouts += len(ones)
-        share.crew.breaker.settled(self._now(), failed=len(ones))
+        self._judge(share, failed=len(ones))
         last: list[Open] = []
         for one in ones:
             grant = one.grant
@@ -548,11 +548,33 @@ class Settling:
             yield journal.note_with(ledger, event, entries)
         else:
             yield journal.note(ledger, event, len(ones))
+        self._dead_letters.count(topic, reason, len(letters))
         counts.dead += len(letters)
         counts.expired += len(ones) - len(letters)
         if ledger.epoch == epoch:
             self._gone(share, ledger, ones)
         return "dead", 0
+
+    def _judge(self, share: Share, *, succeeded: int = 0, failed: int = 0) -> None:
+        """Tell the group's breaker, and the log when it opens or closes."""
+        crew = share.crew
+        breaker = crew.breaker
+        was_open = breaker.open_s(self._now())
+        breaker.settled(self._now(), succeeded=succeeded, failed=failed)
+        if was_open is None and breaker.is_open(self._now()):
+            _logger().warning(
+                "too many records of a group fail: they are retried instead of going to the dead "
+                "letters, until half of them succeed",
+                group=crew.name,
+                topic=share.topic.name,
+                openings=breaker.openings,
+            )
+        elif was_open is not None and not breaker.is_open(self._now()):
+            _logger().info(
+                "records of a group succeed again: those that fail go to the dead letters",
+                group=crew.name,
+                seconds=round(was_open, 1),
+            )
 
     # ---- what all of them do
 

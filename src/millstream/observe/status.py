@@ -42,13 +42,15 @@ class Healthy:
 class Status:
     """One a broker; the server moves it along, listeners and metrics read it."""
 
-    __slots__ = ("_clock", "_started", "health", "node_id", "phase")
+    __slots__ = ("_clock", "_started", "health", "node_id", "notes", "phase")
 
     def __init__(self, *, node_id: int, clock: Clock) -> None:
         self.node_id = node_id
         self.phase: Phase = "starting"
         # The engine's own word, once there is an engine.
         self.health: Callable[[], Health] = Healthy
+        # What else there is to know; nothing in it makes the broker unhealthy.
+        self.notes: Callable[[], dict[str, object]] = dict
         self._clock = clock
         self._started = clock.monotonic()
 

@@ -39,6 +39,7 @@ def health_routes(status: Status, metrics: Metrics, queues: Queues) -> APIRouter
             "node_id": status.node_id,
             "uptime_seconds": round(status.uptime_seconds, 3),
             **health_fields(queues),
+            **status.notes(),
         }
         if not state.ok:
             page |= {"error": "unhealthy", "message": reason}

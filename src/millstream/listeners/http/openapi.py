@@ -55,6 +55,7 @@ TAGS = [
     {"name": "sequential consumers", "description": "Read a topic in order, and go on there."},
     {"name": "groups", "description": "Share a topic among members, and remember how far it is."},
     {"name": "work queues", "description": "Receive from topics by lease, and settle."},
+    {"name": "dead letters", "description": "Look at what failed for good, and put it back."},
     {"name": "admin", "description": "The broker as a whole."},
     {"name": "health", "description": "For whoever watches the broker."},
 ]
@@ -193,6 +194,14 @@ _HEALTH: dict[str, dict[str, Any]] = {
         "additionalProperties": _object(list(_HEALTH_QUEUE), **_HEALTH_QUEUE),
     },
 }
+# Once there is an engine; nothing of it makes the broker unhealthy.
+_HEALTH_NOTES: dict[str, dict[str, Any]] = {
+    "dead_letters_paused": {
+        "type": "array",
+        "items": _TEXT,
+        "description": "Groups whose circuit breaker is open.",
+    },
+}
 _METRICS: dict[str, dict[str, Any]] = {
     "uptime_sec": {"type": "number"},
     "queue_length": _COUNT,
@@ -259,7 +268,7 @@ SCHEMAS: dict[str, Any] = {
         bytes={"type": "integer", "minimum": 0, "description": "Of the messages."},
         file_bytes={"type": "integer", "minimum": 0, "description": "Of the file."},
     ),
-    "Health": _object(list(_HEALTH), **_HEALTH),
+    "Health": _object(list(_HEALTH), **_HEALTH, **_HEALTH_NOTES),
     "Probe": _object(["status"], status={"type": "string", "enum": ["ok"]}),
     "Metrics": _object(list(_METRICS), **_METRICS),
 }

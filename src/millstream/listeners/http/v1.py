@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import millstream
 from millstream.broker.delivery_values import DeliveryOptions
-from millstream.listeners.http import delivery_forms, group_forms, topic_forms
+from millstream.listeners.http import dead_letter_forms, delivery_forms, group_forms, topic_forms
 from millstream.listeners.http.answer import Answer
 from millstream.listeners.http.batch_answers import BatchAnswers
 from millstream.listeners.http.bodies import json_of
 from millstream.listeners.http.consumer_answers import ConsumerAnswers
+from millstream.listeners.http.dead_letter_answers import DeadLetterAnswers, DeadLetterParts
 from millstream.listeners.http.delivery_answers import KINDS, DeliveryAnswers
 from millstream.listeners.http.group_answers import GroupAnswers
 from millstream.listeners.http.parameters import Parameters
@@ -30,6 +31,9 @@ TOPIC = "/v1/topics/{topic}"
 PARTITION = TOPIC + "/partitions/{partition}"
 CONSUMER = TOPIC + "/consumers/{consumer}"
 GROUP = "/v1/groups/{group}"
+DEAD_LETTERS = TOPIC + "/dead-letters"
+DEAD_LETTER = DEAD_LETTERS + "/{partition}/{offset}"
+REDRIVE = "/v1/redrives/{redrive}"
 
 CLUSTER = Form(
     "The brokers, and what they hold",
@@ -77,12 +81,14 @@ class V1:
             *self._consumer_routes(),
             *self._group_routes(bounds),
             *self._delivery_routes(bounds.delivery),
+            *self._dead_letter_routes(),
             Route("GET", ("/v1/admin/cluster",), self._cluster, CLUSTER, "admin"),
         )
 
     def drain(self) -> None:
         self._broker.groups.drain()
         self._broker.delivery.drain()
+        self._broker.redrive.drain()
         self.waits.drain()
 
     def _topic_routes(self, partitions_max: int) -> tuple[Route, ...]:
@@ -171,6 +177,26 @@ class V1:
             Route("GET", leases, answers.leases, forms.LEASES, tag),
             Route("GET", ("/v1/reliability/stats",), answers.reliability, forms.RELIABILITY, tag),
             Route("GET", ("/v1/priority/stats",), answers.priority, forms.PRIORITY, tag),
+        )
+
+    def _dead_letter_routes(self) -> tuple[Route, ...]:
+        broker, forms, tag = self._broker, dead_letter_forms, "dead letters"
+        parts = DeadLetterParts(
+            broker.dead_letter_reading, broker.redrive, broker.delivery, self.waits
+        )
+        answers = DeadLetterAnswers(parts)
+        many, redrive = (DEAD_LETTERS + "/delete",), (DEAD_LETTERS + "/redrive",)
+        return (
+            Route("GET", ("/v1/dead-letters",), answers.overview, forms.OVERVIEW, tag),
+            Route("GET", (DEAD_LETTERS,), answers.list, forms.LIST, tag),
+            Route("DELETE", (DEAD_LETTERS,), answers.purge, forms.PURGE, tag),
+            Route("POST", many, answers.delete_many, forms.DELETE_MANY, tag),
+            Route("POST", redrive, answers.redrive, forms.REDRIVE, tag),
+            Route("GET", (DEAD_LETTER,), answers.get, forms.GET, tag),
+            Route("DELETE", (DEAD_LETTER,), answers.delete, forms.DELETE, tag),
+            Route("GET", ("/v1/redrives",), answers.jobs, forms.JOBS, tag),
+            Route("GET", (REDRIVE,), answers.job, forms.JOB, tag),
+            Route("DELETE", (REDRIVE,), answers.cancel, forms.CANCEL, tag),
         )
 
     def _cluster(self, call: Call) -> Answer:
