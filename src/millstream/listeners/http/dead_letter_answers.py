@@ -166,7 +166,7 @@ class DeadLetterAnswers:
     def redrive(self, call: Call, topic: str) -> Pending[Answer]:
         parameters = Parameters(call.query, TIMEOUT_PARAMETERS)
         timeout_s = parameters.seconds("timeout", TIMEOUT_S_MAX)
-        said = read_body(_redriving, call.body or b"{}", '{"to": …, "reason": …, …}')
+        said = read_body(_redriving, call.body, '{"to": …, "reason": …, …}')
         for name in ("since_ms", "until_ms"):
             value = getattr(said, name)
             if value is not None and not 0 <= value <= OFFSET_MAX:
@@ -224,7 +224,6 @@ def _letter_page(letter: Letter) -> dict[str, object]:
     return {
         "partition": letter.partition,
         "offset": letter.record.offset,
-        "lane": letter.lane,
         "origin": {
             "topic": facts.topic, "partition": facts.partition, "offset": facts.offset,
         },

@@ -47,7 +47,6 @@ _LETTER = shown(
     "DeadLetter",
     partition=PARTITION,
     offset=OFFSET,
-    lane=text(),
     origin=shown(
         "Origin", topic=nullable(text()), partition=nullable(whole()), offset=nullable(whole())
     ),
