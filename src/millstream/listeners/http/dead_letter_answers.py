@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from millstream.broker.dead_letter_reading import DELETE_MAX, LIST_MAX, LetterFilter
+from millstream.broker.dead_letter_values import HEADER_PREFIX
 from millstream.broker.redrive_jobs import RedriveWish
 from millstream.engine.pending import Pending, follow
 from millstream.errors import BodyInvalid, ParameterInvalid
@@ -16,6 +17,7 @@ from millstream.listeners.http.bodies import NO_CONTENT, json_of, read_body
 from millstream.listeners.http.later import Later, later
 from millstream.listeners.http.messages import from_base64, shown
 from millstream.listeners.http.parameters import OFFSET_MAX, PARTITION_MAX, Parameters, whole
+from millstream.log.batch import Record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -220,10 +222,14 @@ class DeadLetterAnswers:
 
 def _letter_page(letter: Letter) -> dict[str, object]:
     facts = letter.facts
-    [message] = shown(letter.partition, [letter.record])
+    # What its headers say of its end is said beside it.
+    one = letter.record
+    own = tuple(header for header in one.headers if not header[0].startswith(HEADER_PREFIX))
+    record = Record(one.offset, one.timestamp, one.key, one.value, own)
+    [message] = shown(letter.partition, [record])
     return {
         "partition": letter.partition,
-        "offset": letter.record.offset,
+        "offset": one.offset,
         "origin": {
             "topic": facts.topic, "partition": facts.partition, "offset": facts.offset,
         },

@@ -225,7 +225,7 @@ REDRIVE = Form(
                         (
                             {
                                 "key_encoding": one_of("base64"),
-                                "key": text(pattern=BASE64, maxLength=FILTER_TEXT_MAX),
+                                "key": nullable(text(pattern=BASE64, maxLength=FILTER_TEXT_MAX)),
                             },
                             {},
                         ),

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from millstream.broker.dead_letter_values import FIRST_TIME_HEADER, REDRIVES_HEADER
 from millstream.broker.dead_letter_values import HEADER_PREFIX as DEAD_PREFIX
 from millstream.broker.idempotency import KEY, KEY_LENGTH_MAX
 from millstream.broker.publishing import Outgoing
@@ -42,6 +43,7 @@ RECORDS_MAX = 10_000
 HEADERS_MAX = 100
 HEADER_NAME_LENGTH_MAX = 255
 OWN_PREFIX = "ms-"
+REDRIVEN = (REDRIVES_HEADER, FIRST_TIME_HEADER)
 NORMAL_LANE = "normal"
 _HEADER_NAME = re.compile(rf"[ -~]{{1,{HEADER_NAME_LENGTH_MAX}}}")
 TYPE = ("ms-type", b"json")
@@ -313,8 +315,9 @@ def _text_or_base64(data: bytes) -> tuple[str, str | None]:
 
 
 def is_shown_header(name: str) -> bool:
-    """All but Millstream's own; why a record is a dead letter is everybody's business."""
-    return not name.startswith(OWN_PREFIX) or name.startswith(DEAD_PREFIX)
+    """All but Millstream's own; why a record is a dead letter is everybody's business, and so is
+    that it was put back."""
+    return not name.startswith(OWN_PREFIX) or name.startswith(DEAD_PREFIX) or name in REDRIVEN
 
 
 def _shown_headers(
