@@ -196,6 +196,13 @@ _JOB = shown(
     error=nullable(text()),
 )
 _TIMEOUT = seconds(TIMEOUT_S_MAX, "Seconds to wait for the end of the job; by default 0.")
+_SENT: dict[str, Schema] = {
+    "to": nullable(text(pattern=TOPIC_NAME)),
+    "rate": nullable(whole(1, RATE_MAX)),
+    "dry_run": BOOLEAN,
+    **{name: nullable(schema) for name, schema in _FILTERS.items()},
+}
+_BYTES_KEY = {"key": nullable(text(pattern=BASE64, maxLength=FILTER_TEXT_MAX))}
 REDRIVE = Form(
     "Put dead letters back",
     {202: _json("The job, as far as it is.", _JOB)},
@@ -206,30 +213,8 @@ REDRIVE = Form(
                 "title": "NewRedrive",
                 "description": "Without any field: all of them, each to where it came from.",
                 "anyOf": [
-                    said(
-                        "NewRedrive",
-                        needed,
-                        {
-                            "to": nullable(text(pattern=TOPIC_NAME)),
-                            "rate": nullable(whole(1, RATE_MAX)),
-                            "dry_run": BOOLEAN,
-                            **{
-                                name: nullable(schema)
-                                for name, schema in (_FILTERS | keys).items()
-                                if name not in needed
-                            },
-                        },
-                    )
-                    for needed, keys in (
-                        ({}, {"key_encoding": {"type": "null"}}),
-                        (
-                            {
-                                "key_encoding": one_of("base64"),
-                                "key": nullable(text(pattern=BASE64, maxLength=FILTER_TEXT_MAX)),
-                            },
-                            {},
-                        ),
-                    )
+                    said("NewRedrive", {}, _SENT | {"key_encoding": {"type": "null"}}),
+                    said("NewRedrive", {"key_encoding": one_of("base64")}, _SENT | _BYTES_KEY),
                 ],
             }
         ),
