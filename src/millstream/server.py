@@ -451,6 +451,7 @@ class Server:
             bound,
             engine,
             broker,
+            LoopTurns(asyncio.get_running_loop()),
             settings,
             address=_address_of(bound),
             connections_max=settings.kafka_connections_max or max(1, self._connections_max // 2),

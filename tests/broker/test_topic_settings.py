@@ -28,7 +28,7 @@ def test_the_docs_have_every_setting_and_what_it_follows() -> None:
     rows = re.findall(r"^\| `(\w+)` \| `([\w/]+)` \| (.*) \|$", page, re.MULTILINE)
     assert [name for name, _, _ in rows] == [row.name for row in TABLE]
     for _, follows, _ in rows:
-        assert follows in BY_NAME or follows in ("false", "none", "50/25/15/7/3", "30s")
+        assert follows in BY_NAME or follows in ("false", "none", "create", "50/25/15/7/3", "30s")
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
@@ -15,14 +13,7 @@ from confluent_kafka.admin import AdminClient
 from kafka import KafkaConsumer
 
 from broker_process import BrokerProcess
-from clients.making import KAFKA, make_topic
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    directory: Path = tmp_path_factory.mktemp("broker")
-    with BrokerProcess(str(directory), *KAFKA) as one:
-        yield one.wait_until_ready()
+from clients.making import make_topic
 
 
 def test_librdkafka_makes_a_topic_by_asking_for_it(broker: BrokerProcess) -> None:

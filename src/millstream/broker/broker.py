@@ -18,6 +18,7 @@ from millstream.broker.publishing import Publisher
 from millstream.broker.reading import Reader
 from millstream.broker.redrive import Redrive
 from millstream.broker.redrive_jobs import RedriveOptions
+from millstream.broker.sealed_batches import SealedBatches
 from millstream.broker.share_sessions import ShareSessions
 from millstream.broker.surroundings import Surroundings
 from millstream.broker.topic_settings import TopicDefaults
@@ -71,6 +72,7 @@ class Broker:
     topics: Topics
     idempotency: Idempotency
     publisher: Publisher
+    sealed_batches: SealedBatches
     reader: Reader
     traffic: Traffic
     consuming: Consuming
@@ -163,6 +165,7 @@ def make_broker(
         topics=topics,
         idempotency=idempotency,
         publisher=publisher,
+        sealed_batches=SealedBatches(engine, topics, traffic, clock),
         reader=reader,
         traffic=traffic,
         consuming=consuming,

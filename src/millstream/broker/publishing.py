@@ -103,6 +103,7 @@ class _Target:
 
     __slots__ = (
         "gathering",
+        "is_append_time",
         "is_plain",
         "is_weak",
         "keyless_bytes",
@@ -135,6 +136,8 @@ class _Target:
         # Whether a key may be missing.
         self.is_plain = not topic.settings.compact
         self.is_weak = topic.settings.fsync != "every"
+        # Whether the time that a publisher gives is not looked at.
+        self.is_append_time = topic.settings.timestamps == "append"
         more = topic.partitions - len(self.gathering)
         if self.gathering and more:
             self.rotation.grow(topic.partitions)
@@ -220,6 +223,8 @@ class Publisher:
                     lambda: self.publish_one(topic, key, value, headers, timestamp_ms, partition),
                 )
             target = found
+        if target.is_append_time:
+            timestamp_ms = None
         size = -1
         if value is not None and target.is_plain and timestamp_ms is partition is None:
             # As nearly all are: nothing to check but the size.
@@ -290,7 +295,9 @@ class Publisher:
             target,
             [
                 (
-                    now_ms if one.timestamp_ms is None else one.timestamp_ms,
+                    now_ms
+                    if one.timestamp_ms is None or target.is_append_time
+                    else one.timestamp_ms,
                     one.key,
                     one.value,
                     lane_headers(one.headers, one.lane),
@@ -338,6 +345,11 @@ class Publisher:
             check_acks(acks)
             bytes_max = self._topics.batch_bytes_max(target.topic)
             ready = check_batches(target.topic, entries, bytes_max)
+            if target.is_append_time:
+                now_ms = self._clock.wall_ms()
+                ready = [
+                    Entry(id, *batches.stamped(data, header, now_ms)) for id, data, header in ready
+                ]
         except MillstreamError as error:
             return Pending.failed(error)
         if not target.topic.uses_lanes and uses_lanes(ready):

@@ -32,6 +32,7 @@ SEGMENT_BYTES_MIN = 64 * KIB
 MESSAGE_BYTES_MAX = 64 * MIB
 
 DeliveryOrder: TypeAlias = Literal["none", "key"]
+Timestamps: TypeAlias = Literal["create", "append"]
 VISIBILITY_MS_MIN, VISIBILITY_MS_MAX = 100, 12 * 60 * 60 * SECOND_MS
 RETRY_DELAY_MS_MAX = 24 * 60 * 60 * SECOND_MS
 # A delivery count is a byte in the journal of leases.
@@ -90,6 +91,7 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
     tombstone_retention_ms: int
     message_bytes_max: int
     partitioner: Partitioner
+    timestamps: Timestamps
     visibility_ms: int
     deliveries_max: int
     retry_delay_ms: int
@@ -153,6 +155,11 @@ TABLE = (
         "Which hash of a key chooses its partition. `murmur2` is what Kafka's clients use.",
     ),
     Row(
+        "timestamps",
+        Choice(get_args(Timestamps)),
+        "`create`: a record has the time that its publisher gave it. `append`: that of its append.",
+    ),
+    Row(
         "visibility_ms",
         Duration(VISIBILITY_MS_MIN, VISIBILITY_MS_MAX),
         "How long a record that was received is a worker's own before it comes back.",
@@ -197,7 +204,7 @@ TABLE = (
 _BY_NAME = {row.name: row for row in TABLE}
 assert tuple(_BY_NAME) == TopicSettings.__struct_fields__
 
-_OF_DELIVERY = tuple(row.name for row in TABLE[9:])
+_OF_DELIVERY = tuple(row.name for row in TABLE[10:])
 assert _OF_DELIVERY[0] == "visibility_ms"
 
 Given = dict[str, object]
@@ -280,6 +287,7 @@ class TopicDefaults:
             "tombstone_retention_ms": base.tombstone_age_ms,
             "message_bytes_max": self.message_bytes_max,
             "partitioner": self.partitioner,
+            "timestamps": "create",
             **{name: getattr(self, name) for name in _OF_DELIVERY},
         }
         values.update((name, None if v == UNLIMITED else v) for name, v in given.items())

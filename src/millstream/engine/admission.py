@@ -11,11 +11,11 @@ from millstream.log.journal import BODY_BYTES_MAX, ENTRY
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from millstream.log.batch import Header
+    from millstream.log.batch import Data, Header
     from millstream.log.partition import PartitionSettings
 
 
-def admit(batch: bytes, header: Header | None, settings: PartitionSettings) -> Header:
+def admit(batch: Data, header: Header | None, settings: PartitionSettings) -> Header:
     """The batch's header; raises when somebody would fail to open the batch.
 
     Who passes a header vouches for the batch, and it stays closed; see `protocol.py`.

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from millstream.clock import Clock
     from millstream.engine.protocol import Part
-    from millstream.log.batch import Header
+    from millstream.log.batch import Data, Header
     from millstream.log.disk import Disk
     from millstream.log.partition import Partition, PartitionId, PartitionSettings, ReadPlan
     from millstream.log.recovery import Finding
@@ -242,7 +242,7 @@ class LocalEngine:
 
     # ---- appending
 
-    def append(self, id: PartitionId, batch: bytes, header: Header | None = None) -> Pending[int]:
+    def append(self, id: PartitionId, batch: Data, header: Header | None = None) -> Pending[int]:
         try:
             operation = self._append(id, batch, header)
         except MillstreamError as error:
@@ -262,7 +262,7 @@ class LocalEngine:
         self._commit().submit(operation)
         return operation.pending
 
-    def _append(self, id: PartitionId, batch: bytes, header: Header | None = None) -> Append:
+    def _append(self, id: PartitionId, batch: Data, header: Header | None = None) -> Append:
         store = self._store
         partition = None if store is None else store.partitions.get(id)
         if partition is None:

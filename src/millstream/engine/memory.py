@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from millstream.engine.protocol import Part
-    from millstream.log.batch import Header
+    from millstream.log.batch import Data, Header
     from millstream.log.view_snapshot import ViewSnapshot
 
 T = TypeVar("T")
@@ -123,7 +123,7 @@ class MemoryEngine:
 
     # ---- appending
 
-    def append(self, id: PartitionId, batch: bytes, header: Header | None = None) -> Pending[int]:
+    def append(self, id: PartitionId, batch: Data, header: Header | None = None) -> Pending[int]:
         try:
             parts = [self._part(id, batch, header)]
         except MillstreamError as error:
@@ -140,7 +140,7 @@ class MemoryEngine:
             return Pending.of([])
         return self._at_end_of_turn(lambda: self._append(parts))
 
-    def _part(self, id: PartitionId, batch: bytes, header: Header | None = None) -> _Part:
+    def _part(self, id: PartitionId, batch: Data, header: Header | None = None) -> _Part:
         partition = self._partition(id)
         return _Part(partition, bytes(batch), admit(batch, header, partition.settings))
 

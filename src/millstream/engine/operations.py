@@ -9,7 +9,7 @@ from millstream.engine.pending import Pending
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from millstream.log.batch import Header
+    from millstream.log.batch import Data, Header
     from millstream.log.partition import Partition
 
 
@@ -18,7 +18,7 @@ class Append:
 
     __slots__ = ("data", "header", "offset", "partition", "pending", "size")
 
-    def __init__(self, partition: Partition, data: bytes, header: Header) -> None:
+    def __init__(self, partition: Partition, data: Data, header: Header) -> None:
         self.partition = partition
         self.data = data
         self.header = header

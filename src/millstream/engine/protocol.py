@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from millstream.engine.pending import Pending
-    from millstream.log.batch import Header
+    from millstream.log.batch import Data, Header
     from millstream.log.partition import PartitionId, PartitionSettings
     from millstream.log.segment import Chunk
     from millstream.log.store import Topic
     from millstream.log.view_snapshot import ViewSnapshot
 
     # One batch of an atomic append, with its header when somebody vouches for it.
-    Part: TypeAlias = tuple[PartitionId, bytes] | tuple[PartitionId, bytes, Header | None]
+    Part: TypeAlias = tuple[PartitionId, Data] | tuple[PartitionId, Data, Header | None]
 
 
 class Offsets(NamedTuple):
@@ -80,8 +80,9 @@ class Engine(Protocol):
 
     def topics(self) -> list[Topic]: ...
 
-    def append(self, id: PartitionId, batch: bytes, header: Header | None = None) -> Pending[int]:
-        """Append one batch; its base offset, once it is as durable as the topic's mode says.
+    def append(self, id: PartitionId, batch: Data, header: Header | None = None) -> Pending[int]:
+        """Append one batch; its base offset, once it is as durable as the topic's mode says. Its
+        bytes must stay as they are until they are written, which may be later.
 
         Without a header nobody vouches for the batch: it is verified and opened, and what would
         not open for a reader is refused. Who passes a header vouches that the batch is right:

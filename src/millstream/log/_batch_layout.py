@@ -279,7 +279,15 @@ def sealed(header: Header, body: Data) -> bytes:
     HEADER.pack_into(head, 0, header.base_offset, length, *header[2:])
     crc = crc32c(body, crc32c(memoryview(head)[CRC_START:]))
     head[CRC_START - 4 : CRC_START] = crc.to_bytes(4, "big")
-    return bytes(head) + body
+    return b"".join((head, body))
+
+
+def stamped(data: Data, header: Header, append_time: int) -> tuple[bytes, Header]:
+    """The batch with one time for all its records, which stay as they are; and its new header."""
+    attributes = header.attributes | APPEND_TIME_MASK
+    header = header._replace(attributes=attributes, max_timestamp=append_time)
+    batch = sealed(header, memoryview(data)[HEADER_BYTES:])
+    return batch, read_header(batch)
 
 
 def timestamp_of(number: int, index: int) -> int:

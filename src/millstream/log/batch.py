@@ -38,6 +38,7 @@ from millstream.log._batch_layout import (
     Scan,
     placed,
     read_header,
+    stamped,
     walk,
 )
 from millstream.log._batch_pure import Fields
@@ -113,6 +114,7 @@ __all__ = [
     "read_header",
     "retain",
     "scan",
+    "stamped",
     "verify",
     "walk",
 ]

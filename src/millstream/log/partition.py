@@ -37,7 +37,7 @@ from millstream.log.state import encode_state
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from millstream.log.batch import Header
+    from millstream.log.batch import Data, Header
     from millstream.log.disk import Disk
 
 FsyncMode: TypeAlias = Literal["every", "interval", "none"]
@@ -277,7 +277,7 @@ class Partition:
 
     # ---- appending
 
-    def reserve(self, data: bytes, header: Header, now_ms: int) -> Placed:
+    def reserve(self, data: Data, header: Header, now_ms: int) -> Placed:
         """Give a verified batch its offset and place."""
         size = len(data)
         active, settings = self.segments[-1], self.settings

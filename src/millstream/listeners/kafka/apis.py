@@ -46,8 +46,14 @@ class Call:
     flexible: bool
     # Where the client found us: what it is told to come back to, unless a setting says otherwise.
     here: Address
-    # Of the connection: what it opened (fetch sessions, members) can be told apart by it.
     peer: str
+    # Set by a handler that waits for something to come. Called when it may not wait longer,
+    # because the client is gone or the broker stops: it then answers with what it has.
+    on_hurry: Callable[[], None] | None = None
+
+    def hurry(self) -> None:
+        if self.on_hurry is not None:
+            self.on_hurry()
 
 
 class Api(NamedTuple):

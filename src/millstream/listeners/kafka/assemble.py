@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 
 from millstream.listeners.kafka.apis import table_of
 from millstream.listeners.kafka.cluster import api_versions, cluster_apis
-from millstream.listeners.kafka.connection import Counts, Limits, Shared
+from millstream.listeners.kafka.connection import Limits, Shared
 from millstream.listeners.kafka.context import Context
+from millstream.listeners.kafka.fetch import fetch_apis
 from millstream.listeners.kafka.group_admin_apis import group_admin_apis
 from millstream.listeners.kafka.group_apis import group_apis
+from millstream.listeners.kafka.list_offsets import list_offsets_apis
 from millstream.listeners.kafka.listener import KafkaListener
 from millstream.listeners.kafka.offset_apis import offset_apis
+from millstream.listeners.kafka.produce import produce_apis
 from millstream.listeners.kafka.producers import producer_apis
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     import ssl
 
     from millstream.broker.broker import Broker
+    from millstream.broker.turns import Turns
     from millstream.config import Settings
     from millstream.engine.protocol import Engine
     from millstream.listeners.kafka.apis import Api
@@ -33,6 +37,9 @@ def every_api(context: Context) -> dict[int, Api]:
     table = table_of(
         cluster_apis(context),
         producer_apis(context),
+        produce_apis(context),
+        fetch_apis(context),
+        list_offsets_apis(context),
         group_apis(context),
         offset_apis(context),
         group_admin_apis(context),
@@ -46,6 +53,7 @@ def kafka_listener(
     bound: socket.socket,
     engine: Engine,
     broker: Broker,
+    turns: Turns,
     settings: Settings,
     *,
     address: str,
@@ -53,19 +61,20 @@ def kafka_listener(
     tls: ssl.SSLContext | None,
 ) -> KafkaListener:
     """What the settings mean for it."""
-    counts = Counts()
-    context = Context(
-        broker=broker,
-        engine=engine,
-        counts=counts,
-        node_id=settings.node_id,
-        advertised=settings.kafka_advertised,
-    )
     limits = Limits(
         request_bytes_max=settings.kafka_request_bytes_max,
         requests_max=settings.kafka_requests_max,
         buffer_bytes_max=settings.kafka_buffer_bytes_max,
     )
-    is_logging = settings.request_log == "on"
-    shared = Shared(every_api(context), limits, counts, is_logging)
+    shared = Shared(limits, is_logging=settings.request_log == "on")
+    context = Context(
+        broker=broker,
+        engine=engine,
+        shared=shared,
+        turns=turns,
+        node_id=settings.node_id,
+        advertised=settings.kafka_advertised,
+        fetch_bytes_max=settings.kafka_fetch_bytes_max,
+    )
+    shared.table.update(every_api(context))
     return KafkaListener(shared, bound, address=address, connections_max=connections_max, tls=tls)

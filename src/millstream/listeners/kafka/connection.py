@@ -83,9 +83,10 @@ class Limits:
 class Shared:
     """What all connections of a listener have in common."""
 
-    table: dict[int, Api]
     limits: Limits
-    counts: Counts
+    # Filled by who makes the handlers, which need the rest of this.
+    table: dict[int, Api] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
     is_logging: bool = False
     buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(SHARED_BYTES)))
     buffer_bytes: int = 0
@@ -191,12 +192,15 @@ class Connection(asyncio.BufferedProtocol):
         shared.waiting.pop(self, None)
         # What is in the engine goes on, and its answer finds nobody.
         held = self._unread + self._filled + sum(slot.size for slot in self._line)
+        hurried = [slot.call for slot in self._line]
         self._line.clear()
         self._frame = None
         self._rest = b""
         self._out = []
         self._unread = self._filled = 0
         shared.release(held)
+        for call in hurried:
+            call.hurry()
 
     def get_buffer(self, size_hint: int) -> memoryview:
         del size_hint
@@ -257,6 +261,8 @@ class Connection(asyncio.BufferedProtocol):
     def shut(self) -> None:
         """Take no more requests, and close when those that are there are answered."""
         self._end()
+        for slot in list(self._line):
+            slot.call.hurry()
 
     def cut(self) -> None:
         if self._transport is not None:

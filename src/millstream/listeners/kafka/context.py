@@ -11,10 +11,11 @@ from millstream.wire.kafka.codes import Code
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
+    from millstream.broker.turns import Turns
     from millstream.engine.protocol import Engine
     from millstream.kinds import Address
     from millstream.listeners.kafka.apis import Call
-    from millstream.listeners.kafka.connection import Counts
+    from millstream.listeners.kafka.connection import Shared
 
 # The topic whose UUID is the cluster's: every data directory has its own.
 CLUSTER_TOPIC = "__topics"
@@ -24,10 +25,12 @@ CLUSTER_TOPIC = "__topics"
 class Context:
     broker: Broker
     engine: Engine
-    counts: Counts
+    shared: Shared
+    turns: Turns
     node_id: int
     # What clients are told to come to; None is where they came to already.
     advertised: Address | None = None
+    fetch_bytes_max: int = 55 * 1024 * 1024
     _cluster_id: str = field(default="", init=False)
 
     @property
@@ -52,6 +55,6 @@ class Context:
         return self.count(OF_COORDINATOR.get(code, code))
 
     def count(self, code: Code) -> Code:
-        errors = self.counts.errors
+        errors = self.shared.counts.errors
         errors[code.name] = errors.get(code.name, 0) + 1
         return code

@@ -1,0 +1,251 @@
+"""Fetch: whole batches from where a client is, or later, when there is something.
+
+Each partition is read up to the high watermark. When all together are fewer bytes than the client
+wants, it waits for more until its deadline, and reads on where it stopped: what was read is kept in
+pieces, so nothing is read twice. What is not in the page cache is read in a thread, and keeps
+nobody else waiting.
+
+The first batch always comes whole, however small the limits: otherwise a client would never get
+past a large one. An offset in the middle of a batch gets the whole batch; clients skip what they
+have.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from millstream.engine.pending import Pending, follow
+from millstream.errors import MillstreamError, OffsetOutOfRange
+from millstream.listeners.kafka.apis import Api
+from millstream.listeners.kafka.sessions import Sessions
+from millstream.wire.kafka import fetch as wire
+from millstream.wire.kafka.codes import Code
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from millstream.broker.wheel import Timer
+    from millstream.listeners.kafka.apis import Call, Reply
+    from millstream.listeners.kafka.context import Context
+    from millstream.listeners.kafka.sessions import Session
+    from millstream.log.partition import PartitionId
+    from millstream.log.segment import Chunk
+    from millstream.wire.kafka.fetch import Given, Part, Request
+
+# The longest that a client may ask to wait: whoever asks for more is answered by then.
+WAIT_S_MAX = 300.0
+# How soon a fetch that has something, and wants more, looks again: it is not to be woken by every
+# append.
+LOOK_AGAIN_S = 0.01
+
+
+def fetch_apis(context: Context) -> list[Api]:
+    sessions = Sessions()
+    return [
+        Api(
+            wire.KEY,
+            "Fetch",
+            wire.VERSIONS,
+            wire.FLEXIBLE_FROM,
+            lambda call: fetch(context, sessions, call),
+        )
+    ]
+
+
+def fetch(context: Context, sessions: Sessions, call: Call) -> Reply | Pending[Reply]:
+    request = wire.read(call.body, call.version)
+    session = sessions.of(request)
+    if isinstance(session, Code):
+        return wire.response(context.count(session), wire.NO_SESSION, [], call.version)
+    return follow(_fetch(context, call, request, session))
+
+
+def _fetch(
+    context: Context, call: Call, request: Request, session: Session
+) -> Generator[Pending[Any], Any, Reply]:
+    # What other connections hold already is not given again: memory comes before speed.
+    room = min(request.bytes_max, context.fetch_bytes_max, context.shared.room)
+    wanted = min(request.bytes_min, room)
+    wait_s = min(request.wait_max_ms / 1000, WAIT_S_MAX)
+    places = [_Place(context, name, part) for name, part in session.parts()]
+    found = yield from _read(places, 0, room)
+    if found < wanted and wait_s > 0 and not any(place.code for place in places):
+        poll = _Poll(context, call, wait_s)
+        while not poll.is_over and found < wanted:
+            yield poll.wait(places, is_patient=found > 0)
+            found = yield from _read(places, found, room)
+            if any(place.code for place in places):
+                break
+        poll.close()
+    topics = session.answer([(place.name, place.given()) for place in places])
+    return wire.response(Code.NONE, session.id, topics, call.version)
+
+
+def _read(places: list[_Place], found: int, room: int) -> Generator[Pending[Any], Any, int]:
+    """Read on everywhere; the bytes that there are now."""
+    for place in places:
+        reading = place.read(room - found, is_first=not found)
+        if reading is None:
+            continue
+        try:
+            chunk = reading.result() if reading.is_done else (yield reading)
+        except MillstreamError as error:
+            place.fail(error)
+        else:
+            found += place.take(chunk, room - found, is_first=not found)
+    return found
+
+
+class _Place:
+    """One partition in a fetch."""
+
+    __slots__ = (
+        "_context",
+        "_high_watermark",
+        "_part",
+        "_pieces",
+        "_size",
+        "_start_offset",
+        "code",
+        "id",
+        "name",
+        "position",
+    )
+
+    def __init__(self, context: Context, name: str, part: Part) -> None:
+        self._context = context
+        self._part = part
+        self._pieces: list[memoryview] = []
+        self._size = 0
+        self._start_offset = self._high_watermark = wire.NO_OFFSET
+        self.name = name
+        self.position = part.offset
+        self.id: PartitionId | None = None
+        self.code = Code.NONE
+        try:
+            id = self.id = context.broker.topics.partition_of(name, part.number)
+            if part.leader_epoch >= 0:
+                self.code = check_epoch(context, id, part.leader_epoch)
+        except MillstreamError as error:
+            self.fail(error)
+
+    @property
+    def is_at_end(self) -> bool:
+        return self.position >= self._high_watermark
+
+    def fail(self, error: MillstreamError) -> None:
+        self.code = self._context.code(error)
+        self._start_offset = self._high_watermark = wire.NO_OFFSET
+
+    def read(self, room: int, *, is_first: bool) -> Pending[Chunk] | None:
+        """What comes next; None without anything, or without room for it."""
+        id = self.id
+        if self.code or id is None:
+            return None
+        engine, position = self._context.engine, self.position
+        try:
+            start, end = engine.offsets(id)
+            if not self._pieces and not start <= position <= end:
+                raise OffsetOutOfRange(f"{id} has offsets {start} to {end}, not {position}")
+        except MillstreamError as error:
+            self.fail(error)
+            return None
+        self._start_offset, self._high_watermark = start, end
+        room = min(room, self._part.bytes_max - self._size)
+        if position >= end or (room <= 0 and not is_first):
+            return None
+        return engine.read(id, position, max(room, 1))
+
+    def take(self, chunk: Chunk, room: int, *, is_first: bool) -> int:
+        """Keep it, unless it is a batch too large that need not be given; the bytes kept."""
+        size = len(chunk.data)
+        # The first of a partition may be larger than its own limit, if there is room at all.
+        fits = size <= room and (not self._pieces or size <= self._part.bytes_max - self._size)
+        if not fits and not is_first:
+            return 0
+        if size:
+            self._pieces.append(chunk.data)
+            self._size += size
+            traffic = self._context.broker.traffic.of(self.name)
+            traffic.messages_out += chunk.next_offset - self.position
+            traffic.bytes_out += size
+        self.position = max(self.position, chunk.next_offset)
+        self._high_watermark = max(self._high_watermark, self.position)
+        return size
+
+    def given(self) -> Given:
+        return wire.Given(
+            self._part.number,
+            self.code,
+            self._high_watermark,
+            self._start_offset,
+            () if self.code else self._pieces,
+        )
+
+
+def check_epoch(context: Context, id: PartitionId, epoch: int) -> Code:
+    """Whether a client knows who leads: it learns of a restart by being told that it does not."""
+    own = context.engine.leader_epoch(id)
+    if epoch == own:
+        return Code.NONE
+    return context.count(Code.FENCED_LEADER_EPOCH if epoch < own else Code.UNKNOWN_LEADER_EPOCH)
+
+
+class _Poll:
+    """The wait of one fetch, until its deadline."""
+
+    __slots__ = ("_context", "_pausing", "_timer", "_waits", "_woken", "is_over")
+
+    def __init__(self, context: Context, call: Call, seconds: float) -> None:
+        self._context = context
+        self.is_over = False
+        self._woken: Pending[None] = Pending()
+        self._waits: list[tuple[PartitionId, Pending[None]]] = []
+        self._pausing: Timer | None = None
+        self._timer = context.broker.timers.after(seconds, self._end)
+        call.on_hurry = self._end
+
+    def wait(self, places: list[_Place], *, is_patient: bool) -> Pending[None]:
+        """Done when there is more to read at one of the places, or the time is over."""
+        woken = self._woken = Pending()
+        engine = self._context.engine
+        for place in places:
+            if place.id is None or not place.is_at_end:
+                continue
+            one = engine.wait(place.id, place.position)
+            self._waits.append((place.id, one))
+            one.then(lambda _: self._wake(woken, is_patient))
+        return woken
+
+    def _wake(self, woken: Pending[None], is_patient: bool) -> None:
+        if woken.is_done or woken is not self._woken or self._pausing is not None:
+            return
+        if is_patient:
+            self._pausing = self._context.broker.timers.after(
+                LOOK_AGAIN_S, lambda: self._go_on(woken)
+            )
+        else:
+            # At the end of the turn, because other partitions may have more in the same one.
+            self._context.turns.soon(lambda: self._go_on(woken))
+
+    def _go_on(self, woken: Pending[None]) -> None:
+        self._pausing = None
+        self._forget()
+        woken.succeed(None)
+
+    def _end(self) -> None:
+        self.is_over = True
+        self._go_on(self._woken)
+
+    def _forget(self) -> None:
+        waits, self._waits = self._waits, []
+        for id, one in waits:
+            if not one.is_done:
+                self._context.engine.forget(id, one)
+
+    def close(self) -> None:
+        timers = self._context.broker.timers
+        timers.cancel(self._timer)
+        if self._pausing is not None:
+            timers.cancel(self._pausing)
+        self._forget()
