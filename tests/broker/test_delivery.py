@@ -17,7 +17,7 @@ from broker.leasing import (
     start,
     values,
 )
-from broker.making import House, local_house
+from broker.making import House, RefusingDisk, local_house
 from faults.simulated_disk import SimulatedDisk
 from millstream.broker.delivery_values import Receive, Settle
 from millstream.broker.group_offsets import ResetTo
@@ -574,3 +574,74 @@ def test_several_topics_in_one_receive() -> None:
     assert {one.topic for one in records} == {"jobs", "more"}
     results = settle(house, "ack", *records)
     assert [one.outcome for one in results] == ["acked", "acked"]
+
+
+# ---- who waits is woken
+
+
+def test_who_still_waits_hears_of_what_comes_after_another_was_served() -> None:
+    house = house_of()
+    first, second = start(house, wait_ms=5000), start(house, wait_ms=5000)
+    house.scheduler.run()
+    publish(house, "a")
+    assert values(house.done(first.pending).records) == ["a"]
+    assert not second.pending.is_done
+    publish(house, "b")
+    assert values(house.done(second.pending).records) == ["b"]
+
+
+def test_who_may_not_have_more_takes_no_news_from_others() -> None:
+    house = house_of(member_inflight_max=1)
+    publish(house, "a")
+    (record,) = receive(house, member="w")
+    limited = start(house, member="w", wait_ms=5000)
+    house.scheduler.run()
+    free = start(house, member="x", wait_ms=5000)
+    house.scheduler.run()
+    publish(house, "b")
+    assert values(house.done(free.pending).records) == ["b"]
+    assert not limited.pending.is_done
+    publish(house, "c")
+    assert outcome(house, "ack", record) == "acked"
+    assert values(house.done(limited.pending).records) == ["c"]
+
+
+def test_room_in_a_full_group_goes_to_one_that_waits_for_it() -> None:
+    house = house_of(group_inflight_max=2)
+    publish(house, *"abcd")
+    first = receive(house)
+    assert values(first) == ["a", "b"]
+    waiting = [start(house, count_max=1, wait_ms=5000) for _ in range(2)]
+    house.scheduler.run()
+    settle(house, "ack", *first)
+    assert [values(house.done(one.pending).records) for one in waiting] == [["c"], ["d"]]
+
+
+def test_a_thousand_that_wait_are_served_by_one_publish() -> None:
+    house = house_of()
+    waiting = [start(house, count_max=1, wait_ms=5000) for _ in range(1000)]
+    house.scheduler.run()
+    publish(house, *map(str, range(1000)))
+    got = [values(house.done(one.pending).records)[0] for one in waiting]
+    assert sorted(map(int, got)) == list(range(1000))
+
+
+def test_an_ack_that_the_disk_refused_leaves_the_record_leased() -> None:
+    disks: list[RefusingDisk] = []
+
+    def through(disk: SimulatedDisk) -> RefusingDisk:
+        disks.append(RefusingDisk(disk))
+        return disks[-1]
+
+    house = local_house(through=through).start()  # type: ignore[arg-type]
+    house.done(house.broker.topics.create("jobs", 1, {}))
+    publish(house, *"abc")
+    records = receive(house)
+    settle(house, "nack", records[2], delay_ms=0)
+    disks[0].is_full = True
+    codes = {getattr(one.error, "code", None) for one in settle(house, "ack", *records[:2])}
+    assert codes == {"disk_full"}
+    disks[0].is_full = False
+    assert [one.outcome for one in settle(house, "ack", *records[:2])] == ["acked", "acked"]
+    assert values(receive(house)) == ["c"]
+    assert committed(house) == 2

@@ -24,14 +24,15 @@ from millstream.broker.delivery_values import (
     Settle,
     ShareFacts,
 )
-from millstream.broker.granting import Granting, Taking, Wish
+from millstream.broker.granting import Granting, Room, Taking, Wish
 from millstream.broker.group_values import check_group_name
 from millstream.broker.joining import CLIENT_ID, TOPICS_MAX
 from millstream.broker.lane_stats import LaneRates, LaneWish
-from millstream.broker.ledger import STATE_NAMES, WAITING
+from millstream.broker.ledger import STATE_NAMES, WAITING, Open
 from millstream.broker.polling import Polling
-from millstream.broker.settling import Settling, check_delay, check_visibility
-from millstream.broker.shares import Shares, topic_is_gone, waiting_or_leased
+from millstream.broker.settle_requests import check_delay, check_visibility
+from millstream.broker.settling import Settling
+from millstream.broker.shares import Shares, refuse_gone, waiting_or_leased
 from millstream.engine.pending import Pending, follow
 from millstream.errors import MillstreamError, ParameterInvalid
 from millstream.log.batch import LANES
@@ -153,37 +154,36 @@ class Delivery:
         wish: Wish,
         deadline: float,
     ) -> Generator[Pending[Any], Any, Received]:
+        granting, crew = self._granting, shares[0].crew
         has_waited = False
         while True:
-            room = self._granting.room(shares[0], wish)
-            limited_by = room.limited_by
+            room = granting.room(crew, wish)
             taking = Taking(room, wish.bytes_max)
-            if room.count:
-                yield from self._take(polling, shares, taking)
-            if taking.count_left > 0 and taking.fresh_left > 0:
-                # There is room for more than there is.
-                limited_by = None
+            yield from self._take(polling, shares, taking)
+            limited_by = None if taking.has_room else room.limited_by
             if polling.is_over and taking.taken:
-                self._granting.give_up(taking)
+                granting.give_up(taking)
                 return Received([], 0)
             if taking.parts:
-                granted = self._granting.grant(taking, wish)
-                if taking.is_full:
-                    # There may be more: the next one that waits has its turn.
-                    shares[0].news()
+                granted = granting.grant(taking, wish)
+                self._pass_on(shares, taking)
                 received: Received = yield granted
                 if received.records:
                     if polling.is_over:
                         self._give_back(received)
                         return Received([], 0)
+                    if limited_by is None:
+                        return received
                     return received._replace(limited_by=limited_by)
+            elif has_waited and not room.count:
+                # What it was woken for is for another.
+                self._pass_on(shares, taking)
             rest = deadline - self._now()
             if rest <= 0 or polling.is_over:
                 return Received([], 0, limited_by)
-            for share in shares:
-                if share.is_gone:
-                    raise topic_is_gone(share)
-            yield from self._wait(polling, shares, PAUSE_SECONDS if has_waited else rest)
+            refuse_gone(shares)
+            seconds = PAUSE_SECONDS if has_waited else rest
+            yield from self._wait(polling, shares, room, wish.member, seconds)
             # Woken for nothing, such as a record that somebody else took: once it may look again
             # at once.
             has_waited = not has_waited
@@ -196,17 +196,41 @@ class Delivery:
                 break
             yield from self._granting.take(share, taking)
 
+    def _pass_on(self, shares: list[Share], taking: Taking) -> None:
+        """There may be more for others that wait, of records or of room."""
+        if taking.is_full:
+            for share in shares:
+                share.news()
+        shares[0].crew.wake_limited()
+
     def _wait(
-        self, polling: Polling[Received], shares: list[Share], seconds: float
+        self,
+        polling: Polling[Received],
+        shares: list[Share],
+        room: Room,
+        member: str | None,
+        seconds: float,
     ) -> Generator[Pending[Any], Any, None]:
+        """For records, or for room, or for what comes first."""
+        crew = shares[0].crew
         gate = polling.wait()
         timer = self._timers.after(seconds, polling.wake)
-        for share in shares:
-            share.wait(polling)
+        limit = None
+        if not room.count:
+            limit = member or ""
+            crew.wait_for_room(limit, polling)
+        else:
+            if not room.fresh:
+                limit = ""
+                crew.wait_for_room(limit, polling)
+            for share in shares:
+                share.wait(polling)
         yield gate
         self._timers.cancel(timer)
         for share in shares:
             share.leave(polling)
+        if limit is not None:
+            crew.leave(limit, polling)
 
     def _give_back(self, received: Received) -> None:
         """The client never saw them: released, if they are still leased."""
@@ -313,11 +337,11 @@ class Delivery:
         ledger, crew = share.ledgers[partition], share.crew
         for grant in ledger.grants():
             if grant.member is not None:
-                crew.inflight[grant.member] = crew.inflight.get(grant.member, 0) + grant.left
+                crew.begin(grant.member, grant.left)
             rest_ms = min(max(grant.deadline_ms - now_ms, 0), grant.duration_ms)
             self._granting.arm(share, grant, rest_ms / 1000)
         for one in list(ledger.open.values()):
-            if one.state == WAITING:
+            if isinstance(one, Open) and one.state == WAITING:
                 rest_ms = min(max(one.when_ms - now_ms, 0), one.wait_ms)
                 self._settling.wait(share, ledger, one, rest_ms / 1000)
 
@@ -325,7 +349,7 @@ class Delivery:
         """Before a stop: receives that wait are answered now, without records."""
         self._has_drained = True
         for share in self._shares:
-            for polling in list(share.waiting):
+            for polling in (*share.waiting, *share.crew.limited()):
                 polling.end()
 
     def stop(self) -> None:
@@ -344,19 +368,22 @@ def _leases(share: Share, after: tuple[str, int, int] | None) -> Iterator[LeaseF
         if after is not None and (topic, number) < after[:2]:
             continue
         first = after[2] + 1 if after is not None and after[:2] == (topic, number) else 0
-        for offset in sorted(offset for offset in ledger.open if offset >= first):
-            one = ledger.open[offset]
+        for one in sorted(ledger.find_all(first), key=_offset):
             grant = one.grant
             yield LeaseFacts(
                 topic,
                 number,
-                offset,
+                one.offset,
                 LANES[one.lane],
                 one.deliveries,
                 STATE_NAMES[one.state],
                 grant.member if grant is not None else None,
                 grant.deadline_ms if grant is not None else one.when_ms,
             )
+
+
+def _offset(one: Open) -> int:
+    return one.offset
 
 
 def _between(name: str, value: int | None, least: int, most: int, default: int) -> int:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from millstream.broker.reading import Fetched
-    from millstream.broker.shares import Share, Shares
+    from millstream.broker.shares import Crew, Share, Shares
     from millstream.log.batch import Record
 
 Steps: TypeAlias = "Generator[Pending[Any], Any, None]"
@@ -36,8 +36,10 @@ Steps: TypeAlias = "Generator[Pending[Any], Any, None]"
 NONCE_BYTES = 8
 # A record takes about so much beside its key and value.
 RECORD_BYTES = 20
-# The largest record is smaller than that.
-BYTES_MAX = 1 << 30
+# In a topic that keeps the order of keys, so many are read at once at least: most may be held.
+ORDERED_READ = 256
+# After so many records were looked at, others have a turn: they take a few milliseconds.
+BREATH_RECORDS = 2_048
 
 
 class Wish(NamedTuple):
@@ -60,19 +62,17 @@ class Room:
 
 
 class _Part:
-    """What a receive takes of one ledger."""
+    """What a receive takes of one lane of one ledger."""
 
-    __slots__ = ("epoch", "fresh", "held", "ledger", "records", "taken")
+    __slots__ = ("again", "epoch", "fresh", "grant", "share")
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
+    def __init__(self, share: Share, ledger: Ledger, lane: int) -> None:
+        self.share = share
+        self.grant = Grant(ledger, lane)
         self.epoch = ledger.epoch
-        self.taken: list[Open] = []
-        self.records: list[Record] = []
-        # Records that the cursor passed, because others of their keys are open.
-        self.held: list[Open] = []
-        # How many of all these nobody had before.
-        self.fresh = 0
+        # Of the grant's offsets, and of its other records.
+        self.fresh: list[Record] = []
+        self.again: list[Record] = []
 
 
 class Taking:
@@ -85,21 +85,39 @@ class Taking:
         self.fresh_left = room.fresh
         self.bytes_left = bytes_max
         self.taken = 0
-        self.parts: dict[Ledger, tuple[Share, _Part]] = {}
+        self.parts: dict[tuple[Ledger, int], _Part] = {}
 
-    def part(self, share: Share, ledger: Ledger) -> _Part:
-        found = self.parts.get(ledger)
-        if found is None or found[1].epoch != ledger.epoch:
-            found = self.parts[ledger] = (share, _Part(ledger))
-        return found[1]
+    def part(self, share: Share, ledger: Ledger, lane: int) -> _Part:
+        found = self.parts.get((ledger, lane))
+        if found is None or found.epoch != ledger.epoch:
+            found = self.parts[ledger, lane] = _Part(share, ledger, lane)
+        return found
+
+    def add_fresh(self, part: _Part, records: list[Record]) -> None:
+        """Records that nobody had, and that need no object of their own."""
+        grant = part.grant
+        grant.ledger.take([record.offset for record in records], grant)
+        part.fresh += records
+        self.fresh_left -= len(records)
+        self._count(records)
 
     def add(self, part: _Part, one: Open, record: Record) -> None:
-        part.taken.append(one)
-        part.records.append(record)
-        self.taken += 1
-        self.count_left -= 1
-        size = RECORD_BYTES + (0 if record.value is None else len(record.value))
-        self.bytes_left -= size if record.key is None else size + len(record.key)
+        one.is_busy = True
+        part.grant.opens.append(one)
+        part.again.append(record)
+        self._count((record,))
+
+    def _count(self, records: Sequence[Record]) -> None:
+        self.taken += len(records)
+        self.count_left -= len(records)
+        if self.count_left > 0:
+            # Else it is full anyway.
+            self.bytes_left -= sum(map(_size, records))
+
+    @property
+    def has_room(self) -> bool:
+        """For more than there is."""
+        return self.count_left > 0 and self.fresh_left > 0
 
     @property
     def is_full(self) -> bool:
@@ -120,10 +138,10 @@ class Granting:
         self._expired = expired
         self._random_hex = random_hex
 
-    def room(self, share: Share, wish: Wish) -> Room:
+    def room(self, crew: Crew, wish: Wish) -> Room:
         """What is in flight already, and came back, may always go out again: it would block the
         group for good if it had to wait for room that it takes itself."""
-        crew, options = share.crew, self._shares.options
+        options = self._shares.options
         count = wish.count_max
         fresh = options.group_inflight_max - crew.open_count
         limited_by: Literal["member", "group"] | None = "group" if fresh < count else None
@@ -138,12 +156,16 @@ class Granting:
 
     def take(self, share: Share, taking: Taking) -> Steps:
         """As much as there is room for."""
-        if not share.topic.uses_lanes:
-            for ledger in share.in_turn():
-                if taking.is_full or share.is_gone:
-                    return
-                yield from self._take_lane(share, ledger, NORMAL, taking, taking.count_left)
+        if share.topic.uses_lanes:
+            yield from self._take_by_lanes(share, taking)
             return
+        for ledger in share.in_turn():
+            if taking.is_full or share.is_gone:
+                return
+            if ledger.ready[NORMAL] or ledger.cursors[0] < share.high_watermark(ledger):
+                yield from self._take_lane(share, ledger, NORMAL, taking, taking.count_left)
+
+    def _take_by_lanes(self, share: Share, taking: Taking) -> Steps:
         yield from self._catch_up(share)
         empty = [False] * len(LANES)
         while not taking.is_full and not share.is_gone:
@@ -183,22 +205,24 @@ class Granting:
         if share.topic.uses_lanes:
             index = self._shares.index(share, ledger)
             return index.next_run(lane, offset) if index is not None else None
-        _, end = self._shares.around.reader.offsets(share.topic.name, ledger.partition)
+        end = share.high_watermark(ledger)
         return (offset, end) if offset < end else None
 
     def _take_lane(
         self, share: Share, ledger: Ledger, lane: int, taking: Taking, most: int
     ) -> Steps:
-        before = taking.taken
+        before, looked = taking.taken, 0
         while ledger.ready[lane] and taking.taken - before < most and not taking.is_full:
             left = min(most - (taking.taken - before), taking.count_left)
             if not (yield from self._take_ready(share, ledger, lane, taking, left)):
                 break
+        is_ordered = share.topic.settings.delivery_order == "key"
         while not (taking.is_full or share.is_gone or ledger.is_reading):
-            left = min(most - (taking.taken - before), taking.fresh_left)
-            if ledger.keys and share.crew.open_count >= self._shares.options.group_inflight_max:
+            left = min(most - (taking.taken - before), taking.fresh_left, taking.count_left)
+            if is_ordered and left > 0:
                 # What is held for its key counts too, or one busy key would hold everything.
-                return
+                room = self._shares.options.group_inflight_max - share.crew.open_count
+                left = min(max(left, ORDERED_READ), room)
             place = self._fresh(share, ledger, lane) if left > 0 else None
             if place is None:
                 return
@@ -212,7 +236,22 @@ class Granting:
                 continue
             if not fetched.records and fetched.next_offset <= place[0]:
                 return
-            self._pass(share, ledger, lane, place[1], fetched, taking)
+            records = _below(fetched.records, place[1])
+            if is_ordered:
+                left = min(most - (taking.taken - before), taking.count_left)
+                self._pass_ordered(share, ledger, lane, records, taking, left)
+            elif records:
+                taking.add_fresh(taking.part(share, ledger, lane), records)
+            ledger.move_cursor(lane, min(fetched.next_offset, place[1]))
+            looked += len(records)
+            if looked >= BREATH_RECORDS:
+                looked = 0
+                yield self._breath()
+
+    def _breath(self) -> Pending[None]:
+        pending: Pending[None] = Pending()
+        self._shares.around.turns.soon(lambda: pending.succeed(None))
+        return pending
 
     def _read_fresh(
         self, share: Share, ledger: Ledger, place: tuple[int, int], left: int, taking: Taking
@@ -221,10 +260,10 @@ class Granting:
         first, end = place
         topic, number = share.topic.name, ledger.partition
         reader = self._shares.around.reader
-        start = reader.offsets(topic, number).start
+        start = share.start(ledger)
         epoch = ledger.epoch
         if first >= start:
-            count = min(left, taking.count_left, end - first)
+            count = min(left, end - first)
             try:
                 fetched: Fetched = yield reader.fetch(
                     topic, number, first, count, max(taking.bytes_left, 1)
@@ -246,27 +285,30 @@ class Granting:
             ledger.jump(max(start, first + 1) if start <= first else start)
         return None
 
-    def _pass(  # noqa: PLR0917
-        self, share: Share, ledger: Ledger, lane: int, end: int, fetched: Fetched, taking: Taking
+    def _pass_ordered(  # noqa: PLR0917
+        self,
+        share: Share,
+        ledger: Ledger,
+        lane: int,
+        records: list[Record],
+        taking: Taking,
+        most: int,
     ) -> None:
-        """Move the cursor over what was read."""
-        part = taking.part(share, ledger)
-        is_ordered = share.topic.settings.delivery_order == "key"
-        for record in fetched.records:
-            if record.offset >= end:
-                break
-            key = 0
-            if is_ordered and record.key is not None:
-                key = batches.murmur2(record.key) + 1
+        """Records that wait for another of their key are held; what is too much is ready."""
+        part = taking.part(share, ledger, lane)
+        taken = 0
+        for record in records:
+            key = 0 if record.key is None else batches.murmur2(record.key) + 1
             one = ledger.add(record.offset, lane, key)
-            part.fresh += 1
             if one.state == HELD:
-                part.held.append(one)
-            else:
-                one.is_busy = True
+                continue
+            if taken < most and not taking.is_full:
+                taken += 1
                 taking.fresh_left -= 1
+                del ledger.passed[record.offset]
                 taking.add(part, one, record)
-        ledger.move_cursor(lane, min(fetched.next_offset, end))
+            else:
+                ledger.make_ready(one)
 
     def _take_ready(
         self, share: Share, ledger: Ledger, lane: int, taking: Taking, most: int
@@ -276,17 +318,19 @@ class Granting:
         if not ones:
             return False
         epoch = ledger.epoch
-        found = yield from self.records(share, ledger, [one.offset for one in ones])
+        found, stop = yield from self.records(
+            share, ledger, [one.offset for one in ones], taking.bytes_left
+        )
         if ledger.epoch != epoch:
             return False
-        part = taking.part(share, ledger)
+        part = taking.part(share, ledger, lane)
         lost: list[Open] = []
         for one in ones:
             record = found.get(one.offset)
-            if record is None:
-                lost.append(one)
-            elif taking.is_full:
+            if taking.is_full or one.offset >= stop:
                 ledger.make_ready(one)
+            elif record is None:
+                lost.append(one)
             else:
                 taking.add(part, one, record)
         if lost:
@@ -294,18 +338,21 @@ class Granting:
         return bool(lost)
 
     def records(
-        self, share: Share, ledger: Ledger, offsets: Sequence[int]
-    ) -> Generator[Pending[Any], Any, dict[int, Record]]:
-        """Records by their offsets; those that are not there any more are left out."""
+        self, share: Share, ledger: Ledger, offsets: Sequence[int], bytes_max: int
+    ) -> Generator[Pending[Any], Any, tuple[dict[int, Record], int]]:
+        """Records by their offsets, at least the first, and where it stopped for its size: below
+        that, those are missing that are not there any more."""
         found: dict[int, Record] = {}
         reader = self._shares.around.reader
         runs = events.runs_of(offsets)
         for at in range(0, len(runs), 2):
             first, end = runs[at], runs[at] + runs[at + 1]
             while first < end:
+                if found and bytes_max <= 0:
+                    return found, first
                 try:
                     fetched = yield reader.fetch(
-                        share.topic.name, ledger.partition, first, end - first, BYTES_MAX
+                        share.topic.name, ledger.partition, first, end - first, max(bytes_max, 1)
                     )
                 except OffsetOutOfRange:
                     first = max(first + 1, reader.offsets(*share.id(ledger)).start)
@@ -314,11 +361,13 @@ class Granting:
                     last = error.fields.get("last")
                     first = last + 1 if isinstance(last, int) and last >= first else first + 1
                     continue
-                found.update((one.offset, one) for one in fetched.records if one.offset < end)
+                records = _below(fetched.records, end)
+                found.update((one.offset, one) for one in records)
+                bytes_max -= sum(map(_size, records))
                 if fetched.next_offset <= first:
                     break
                 first = fetched.next_offset
-        return found
+        return found, offsets[-1] + 1
 
     def forget(self, share: Share, ledger: Ledger, lost: Sequence[Open]) -> None:
         """Records that retention removed while they were open."""
@@ -339,102 +388,125 @@ class Granting:
         nonce = self._random_hex(NONCE_BYTES)
         now_ms = shares.around.clock.wall_ms()
         now = shares.around.clock.monotonic()
-        grants: list[tuple[Share, _Part, Grant]] = []
-        pendings: list[Pending[None]] = []
+        parts: list[_Part] = []
+        noted: dict[Pending[None], None] = {}
         deadline_ms = 0
-        for share, part in taking.parts.values():
-            ledger = part.ledger
-            if share.is_gone or part.epoch != ledger.epoch or not (part.taken or part.held):
+        for part in taking.parts.values():
+            share, grant = part.share, part.grant
+            ledger = grant.ledger
+            if share.is_gone or part.epoch != ledger.epoch:
+                continue
+            if not (grant.offsets or grant.opens or ledger.passed):
                 continue
             duration_ms = wish.visibility_ms or share.topic.settings.visibility_ms
-            grant = Grant(ledger, nonce, wish.member, duration_ms, now_ms + duration_ms)
+            grant.begin(nonce, wish.member, duration_ms, now_ms + duration_ms)
             deadline_ms = min(deadline_ms or grant.deadline_ms, grant.deadline_ms)
-            for one in part.taken:
+            for one in grant.opens:
                 ledger.lease(one, grant)
-                ledger.counts[one.lane] += 1
-                ledger.last_served[one.lane] = now
+            grant.left = count = len(grant.offsets) + len(grant.opens)
+            if count:
+                ledger.counts[grant.lane] += count
+                ledger.last_served[grant.lane] = now
             journal = shares.journal(share, ledger)
-            self._noting(part)
-            event = ledger.granted(grant, part.taken, part.held)
-            pendings.append(journal.note(ledger, event, len(part.taken)))
+            noted[journal.note(ledger, ledger.granted(grant), count)] = None
             if wish.member is not None:
-                inflight = share.crew.inflight
-                inflight[wish.member] = inflight.get(wish.member, 0) + len(part.taken)
-            grants.append((share, part, grant))
-        done: Pending[Received] = Pending()
-        left = len(pendings)
-        if not left:
+                share.crew.begin(wish.member, count)
+            parts.append(part)
+        if not parts:
             return Pending.of(Received([], 0))
+        done: Pending[Received] = Pending()
+        left = len(noted)
 
         def one_done(_: Pending[None]) -> None:
             nonlocal left
             left -= 1
             if left:
                 return
-            error = next((one.error for one in pendings if one.error is not None), None)
+            error = next((one.error for one in noted if one.error is not None), None)
             if error is not None:
-                self._take_back(grants)
+                self._take_back(parts)
                 done.fail(error)
             else:
-                done.succeed(self._answer(grants, deadline_ms))
+                done.succeed(self._answer(parts, deadline_ms))
 
-        for noted in pendings:
-            noted.then(one_done)
+        for pending in noted:
+            pending.then(one_done)
         return done
 
-    def _answer(self, grants: list[tuple[Share, _Part, Grant]], deadline_ms: int) -> Received:
+    def _answer(self, parts: list[_Part], deadline_ms: int) -> Received:
         records: list[Delivered] = []
-        for share, part, grant in grants:
-            ledger, topic = part.ledger, share.topic.name
+        for part in parts:
+            share, grant = part.share, part.grant
+            ledger, topic = grant.ledger, share.topic.name
             if part.epoch != ledger.epoch:
                 continue
-            before = f"{topic}:{ledger.partition}:"
+            partition, lane = ledger.partition, LANES[grant.lane]
+            before = f"{topic}:{partition}:"
             after = f":{grant.nonce}:{ledger.group}"
-            counts = share.crew.counts
-            for one, record in zip(part.taken, part.records, strict=True):
+            for one, record in zip(grant.opens, part.again, strict=True):
                 one.is_busy = False
                 deliveries = one.deliveries
                 if deliveries > 1:
-                    counts.redelivered += 1
+                    share.crew.counts.redelivered += 1
                 receipt = f"{before}{one.offset}:{deliveries}{after}"
-                records.append(
-                    Delivered(topic, ledger.partition, record, LANES[one.lane], deliveries, receipt)
-                )
-            counts.delivered += len(part.taken)
-            self.arm(share, grant, grant.duration_ms / 1000)
+                records.append(Delivered(topic, partition, record, lane, deliveries, receipt))
+            after = ":1" + after
+            records += [
+                Delivered(topic, partition, record, lane, 1, f"{before}{record.offset}{after}")
+                for record in part.fresh
+            ]
+            share.crew.counts.delivered += grant.left
+            if grant.left:
+                self.arm(share, grant, grant.duration_ms / 1000)
         return Received(records, deadline_ms)
 
     def arm(self, share: Share, grant: Grant, seconds: float) -> None:
         timers = self._shares.around.timers
         grant.timer = timers.after(seconds, lambda: self._expired(share, grant))
 
-    def _take_back(self, grants: list[tuple[Share, _Part, Grant]]) -> None:
-        for share, part, _ in grants:
-            ledger = part.ledger
+    def _take_back(self, parts: list[_Part]) -> None:
+        for part in parts:
+            grant = part.grant
+            ledger = grant.ledger
             if part.epoch != ledger.epoch:
                 continue
-            for one in part.taken:
-                self._shares.end_lease(share.crew, one)
+            for one in _opens(grant):
+                self._shares.end_lease(part.share.crew, one)
                 one.deliveries -= 1
                 ledger.make_ready(one)
             ledger.needs_state = True
-            share.news()
+            part.share.news()
 
     def give_up(self, taking: Taking) -> None:
         """Nobody wants what was taken: as if nobody had asked."""
-        for share, part in taking.parts.values():
-            if part.epoch == part.ledger.epoch:
-                for one in part.taken:
-                    part.ledger.make_ready(one)
-                self._noting(part)
-                part.ledger.needs_state = True
-                share.news()
+        for part in taking.parts.values():
+            grant = part.grant
+            ledger = grant.ledger
+            if part.epoch == ledger.epoch:
+                ledger.taking.pop(grant, None)
+                for one in _opens(grant):
+                    ledger.passed[one.offset] = one
+                    ledger.make_ready(one)
+                part.share.news()
 
-    def _noting(self, part: _Part) -> None:
-        ledger = part.ledger
-        ledger.unnoted -= part.fresh
-        if ledger.unnoted:
-            ledger.needs_state = True
+
+def _opens(grant: Grant) -> list[Open]:
+    """All its records, as objects."""
+    opens, offsets = list(grant.opens), grant.offsets
+    grant.offsets = []
+    opens += [one for one in map(grant.ledger.find, offsets) if one is not None]
+    return opens
+
+
+def _below(records: list[Record], end: int) -> list[Record]:
+    if not records or records[-1].offset < end:
+        return records
+    return [record for record in records if record.offset < end]
+
+
+def _size(record: Record) -> int:
+    size = RECORD_BYTES + (0 if record.value is None else len(record.value))
+    return size if record.key is None else size + len(record.key)
 
 
 def _logger() -> structlog.stdlib.BoundLogger:

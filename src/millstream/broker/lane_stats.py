@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millstream.broker.delivery_values import LaneFacts
-from millstream.broker.ledger import LEASED, NORMAL
+from millstream.broker.ledger import NORMAL
 from millstream.engine.pending import Pending, follow
 from millstream.errors import MillstreamError
 from millstream.log.batch import LANES
@@ -97,9 +97,10 @@ class LaneRates:
                 waiting = self._shares.lanes.catch_up(share.topic, ledger.partition)
                 if waiting is not None:
                     yield waiting
+                counts = ledger.lane_counts()
                 for lane in self._lanes_of(share):
                     age_ms = yield from self._oldest_age_ms(share, ledger, lane)
-                    found.append(self._facts(share, ledger, lane, age_ms))
+                    found.append(self._facts(share, ledger, lane, counts[lane], age_ms))
         return found
 
     def _oldest_age_ms(
@@ -137,9 +138,15 @@ class LaneRates:
         _, end = self._shares.around.reader.offsets(*share.id(ledger))
         return max(end - ledger.cursor(lane), 0)
 
-    def _facts(self, share: Share, ledger: Ledger, lane: int, age_ms: int | None) -> LaneFacts:
-        mine = [one for one in ledger.open.values() if one.lane == lane]
-        inflight = sum(1 for one in mine if one.state == LEASED)
+    def _facts(
+        self,
+        share: Share,
+        ledger: Ledger,
+        lane: int,
+        counts: tuple[int, int],
+        age_ms: int | None,
+    ) -> LaneFacts:
+        inflight, ready = counts
         last = ledger.last_served[lane]
         clock = self._shares.around.clock
         served_ms = None
@@ -151,7 +158,7 @@ class LaneRates:
             share.topic.name,
             ledger.partition,
             LANES[lane],
-            len(mine) - inflight + self._fresh(share, ledger, lane),
+            ready + self._fresh(share, ledger, lane),
             inflight,
             ledger.counts[lane],
             round(rates[lane], 3) if rates is not None else 0.0,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator, Sequence
 
 
 class OpenRecord(msgspec.Struct, array_like=True, frozen=True):
@@ -120,8 +120,10 @@ encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Event).decode
 
 
-def runs_of(offsets: Iterable[int]) -> list[int]:
-    """First offset and count of each run of neighbours, for offsets that rise."""
+def runs_of(offsets: Sequence[int]) -> list[int]:
+    """First offset and count of each run of neighbours, for different offsets that rise."""
+    if offsets and offsets[-1] - offsets[0] + 1 == len(offsets):
+        return [offsets[0], len(offsets)]
     runs: list[int] = []
     last = -2
     for offset in offsets:

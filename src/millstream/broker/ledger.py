@@ -5,11 +5,16 @@ all there is to say: what is below the cursor and not open is settled. So memory
 in flight, never with the backlog, also when one lane races ahead of another.
 
     cursor    the next record that was never given out; one for all lanes, or one for each
-    open      ready     was given back, or its time came: goes out next
+    open      a grant   leased for the first time: nothing else is to be said of it
+              ready     was given back, or its time came: goes out next
               leased    a worker has it, until its grant's deadline
               waiting   failed, comes back after a while
               held      passed by, because another record of its key is open
               leaving   failed for good, on its way to the dead letters
+    acking    leased for the first time, and acked, but that is not durable yet
+
+Most records are leased once and acked, so such a record has no object of its own: it costs one
+place in a map, and a hundred of them are added and removed together.
 
 Nothing here waits, reads or writes: `delivery` does, and tells the ledger when it is durable.
 """
@@ -25,7 +30,7 @@ from millstream.broker.lease_events import OpenRecord
 from millstream.log.batch import LANES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator
 
     from millstream.broker.delivery_values import LeaseState
     from millstream.broker.lease_journal import LeaseJournal
@@ -43,32 +48,54 @@ RAN_OUT = "the visibility timeout ran out"
 STATE_NAMES: tuple[LeaseState, ...] = ("ready", "leased", "waiting", "waiting", "waiting")
 
 
+class Tally:
+    """Records that are open in all ledgers of a group."""
+
+    __slots__ = ("open",)
+
+    def __init__(self) -> None:
+        self.open = 0
+
+
 class Grant:
-    """What one receive got of one partition; its records run out together."""
+    """What one receive got of one lane of one partition; its records run out together."""
 
     __slots__ = (
         "deadline_ms",
         "duration_ms",
+        "is_noted",
+        "lane",
         "ledger",
         "left",
         "member",
         "nonce",
+        "offsets",
         "opens",
         "timer",
     )
 
-    def __init__(
-        self, ledger: Ledger, nonce: str, member: str | None, duration_ms: int, deadline_ms: int
-    ) -> None:
+    def __init__(self, ledger: Ledger, lane: int) -> None:
         self.ledger = ledger
-        self.nonce = nonce
-        self.member = member
-        self.duration_ms = duration_ms
-        self.deadline_ms = deadline_ms
+        self.lane = lane
+        self.nonce = ""
+        self.member: str | None = None
+        self.duration_ms = 0
+        self.deadline_ms = 0
+        # Until then its records are taken, but nobody has them.
+        self.is_noted = False
+        # Those that are leased for the first time, and the others; some may be settled since.
+        self.offsets: list[int] = []
         self.opens: list[Open] = []
         # How many of them are still leased under it.
         self.left = 0
         self.timer: Timer | None = None
+
+    def begin(self, nonce: str, member: str | None, duration_ms: int, deadline_ms: int) -> None:
+        self.nonce = nonce
+        self.member = member
+        self.duration_ms = duration_ms
+        self.deadline_ms = deadline_ms
+        self.is_noted = True
 
 
 class Failure:
@@ -83,7 +110,7 @@ class Failure:
 
 
 class Open:
-    """A record below the cursor that is not settled."""
+    """A record below the cursor that is not settled, and of which there is something to say."""
 
     __slots__ = (
         "deliveries",
@@ -117,6 +144,7 @@ class Open:
 
 class Ledger:
     __slots__ = (
+        "acking",
         "anchor",
         "counts",
         "cursors",
@@ -131,9 +159,11 @@ class Ledger:
         "number",
         "open",
         "partition",
+        "passed",
         "ready",
+        "taking",
+        "tally",
         "topic",
-        "unnoted",
         "version",
     )
 
@@ -143,7 +173,9 @@ class Ledger:
         self.topic = topic
         self.partition = partition
         self.cursors = [cursor]
-        self.open: dict[int, Open] = {}
+        self.open: dict[int, Grant | Open] = {}
+        self.acking: dict[int, Grant] = {}
+        self.tally = Tally()
         # Offsets that are ready, by lane; some may be settled or taken since.
         self.ready: list[list[int]] = [[] for _ in LANES]
         # Keys of open records, where order is kept: the one that may go out, then those held.
@@ -152,9 +184,11 @@ class Ledger:
         self.epoch = 0
         # Somebody reads at the cursor; whoever else wants to waits for that.
         self.is_reading = False
-        # Records that the cursor passed, for receives that have not noted it: whoever notes a
-        # later cursor first must write the whole state, or a crash would lose them.
-        self.unnoted = 0
+        # What the cursor passed and nobody has noted: records that were taken by a receive that
+        # goes on elsewhere, and those that are ready or held. Who notes a later cursor notes them
+        # too, or a crash would lose them.
+        self.taking: dict[Grant, None] = {}
+        self.passed: dict[int, Open] = {}
         self.counts = [0] * len(LANES)
         self.last_served: list[float | None] = [None] * len(LANES)
         # Of the journal: where the newest state is, and whether the next event needs one first.
@@ -177,14 +211,49 @@ class Ledger:
         return min(self.cursors)
 
     def first_open(self) -> int | None:
-        return min(self.open) if self.open else None
+        return min([min(some) for some in (self.open, self.acking) if some], default=None)
+
+    def find(self, offset: int) -> Open | None:
+        """A record that is open, as an object of its own from now on."""
+        one = self.open.get(offset)
+        if one is None or isinstance(one, Open):
+            return one
+        grant = one
+        one = self.open[offset] = Open(offset, grant.lane)
+        if grant.is_noted:
+            one.deliveries = 1
+            one.state = LEASED
+            one.grant = grant
+            grant.opens.append(one)
+        return one
+
+    def find_all(self, first: int = 0) -> list[Open]:
+        """All that is open from an offset on, to be looked at: nothing is changed by it."""
+        return [
+            one if isinstance(one, Open) else _seen(offset, one)
+            for some in (self.open, self.acking)
+            for offset, one in some.items()
+            if offset >= first
+        ]
+
+    def lane_counts(self) -> list[tuple[int, int]]:
+        """Of each lane: how many are leased, and how many are ready again."""
+        leased, ready = [0] * len(LANES), [0] * len(LANES)
+        for one in self.open.values():
+            if isinstance(one, Grant) or one.state == LEASED:
+                leased[one.lane] += 1
+            elif one.state == READY:
+                ready[one.lane] += 1
+        for grant in self.acking.values():
+            leased[grant.lane] += 1
+        return list(zip(leased, ready, strict=True))
 
     def find_ready(self, lane: int) -> Open | None:
         """The first that is ready, if any."""
         heap = self.ready[lane]
         while heap:
             found = self.open.get(heap[0])
-            if found is not None and found.state == READY and not found.is_busy:
+            if isinstance(found, Open) and found.state == READY and not found.is_busy:
                 return found
             heappop(heap)
         return None
@@ -217,10 +286,17 @@ class Ledger:
         """Past what is not there any more."""
         self.cursors = [max(cursor, offset) for cursor in self.cursors]
 
+    def take(self, offsets: list[int], grant: Grant) -> None:
+        """Records that the cursor passes, for a receive that is under way."""
+        self.open.update(dict.fromkeys(offsets, grant))
+        self.tally.open += len(offsets)
+        self.taking[grant] = None
+        grant.offsets += offsets
+
     def add(self, offset: int, lane: int, key: int = 0) -> Open:
         """A record that the cursor passes. With a key it may have to wait for another."""
-        one = self.open[offset] = Open(offset, lane, key)
-        self.unnoted += 1
+        one = self.open[offset] = self.passed[offset] = Open(offset, lane, key)
+        self.tally.open += 1
         if key:
             line = self.keys.get(key)
             if line is None:
@@ -234,8 +310,6 @@ class Ledger:
         one.state = LEASED
         one.grant = grant
         one.deliveries += 1
-        grant.opens.append(one)
-        grant.left += 1
 
     def make_ready(self, one: Open) -> None:
         one.grant = None
@@ -247,6 +321,8 @@ class Ledger:
         """Settled for good. Answers the record of its key that is ready for it, if any."""
         if self.open.pop(one.offset, None) is None:
             return None
+        self.passed.pop(one.offset, None)
+        self.tally.open -= 1
         one.grant = None
         line = self.keys.get(one.key) if one.key else None
         if line is None:
@@ -262,16 +338,27 @@ class Ledger:
         return line[0]
 
     def clear(self, cursor: int) -> list[Open]:
-        """Begin anew at an offset. Answers what was open."""
-        gone = list(self.open.values())
+        """Begin anew at an offset. Answers what was open, all of it as objects."""
+        self.open.update(self.acking)
+        gone = [one for one in map(self.find, list(self.open)) if one is not None]
+        self.tally.open -= len(gone)
         self.cursors = [cursor]
         self.open = {}
+        self.acking = {}
         self.ready = [[] for _ in LANES]
         self.keys = {}
-        self.unnoted = 0
+        self.taking = {}
+        self.passed = {}
         self.epoch += 1
         self.needs_state = True
         return gone
+
+    def acked(self, offsets: list[int]) -> None:
+        """Those that were leased for the first time are settled for good."""
+        acking = self.acking
+        for offset in offsets:
+            del acking[offset]
+        self.tally.open -= len(offsets)
 
     def clamp(self, start: int, end: int) -> bool:
         """Nothing may lie outside of what recovery has found; whether something did."""
@@ -291,22 +378,38 @@ class Ledger:
         yield events.State(
             self.number, self.version, self.group, self.topic, self.partition, self.cursors
         )
-        records = [_recorded(one) for one in self.open.values()]
+        leased: dict[Grant, list[int]] = {}
+        records: list[OpenRecord] = []
+        for some in (self.open, self.acking):
+            for offset, one in some.items():
+                if isinstance(one, Open):
+                    records.append(_recorded(one))
+                elif one.is_noted:
+                    leased.setdefault(one, []).append(offset)
+                else:
+                    records.append(OpenRecord(offset, one.lane, 0))
+        for grant, offsets in leased.items():
+            yield self._granted(grant, _runs_of(sorted(offsets), grant.lane), [], [])
         for first in range(0, len(records), OPENS_MAX):
             yield events.Opens(self.number, records[first : first + OPENS_MAX])
 
-    def granted(self, grant: Grant, taken: Sequence[Open], held: Iterable[Open]) -> events.Granted:
-        runs: list[int] = []
-        last = deliveries = lane = -2
-        for one in taken:
-            if one.offset == last + 1 and one.deliveries == deliveries and one.lane == lane:
-                runs[-3] += 1
-            else:
-                deliveries, lane = one.deliveries, one.lane
-                runs += (one.offset, 1, deliveries, lane)
-            last = one.offset
-        keys = [one.key for one in taken] if self.keys else []
-        passed = [number for one in held for number in (one.offset, one.lane, one.key)]
+    def granted(self, grant: Grant) -> events.Granted:
+        """A grant that was taken, and what else the cursor has passed."""
+        runs = _runs_of(grant.offsets, grant.lane)
+        for one in grant.opens:
+            runs += (one.offset, 1, one.deliveries, one.lane)
+        keys = [one.key for one in grant.opens]
+        keys = [0] * len(grant.offsets) + keys if any(keys) else []
+        self.taking.pop(grant, None)
+        held = [number for one in self.passed.values() for number in _place(one)]
+        self.passed = {}
+        for other in self.taking:
+            held += [number for offset in other.offsets for number in (offset, other.lane, 0)]
+        return self._granted(grant, runs, keys, held)
+
+    def _granted(
+        self, grant: Grant, runs: list[int], keys: list[int], held: list[int]
+    ) -> events.Granted:
         return events.Granted(
             self.number,
             grant.nonce,
@@ -316,7 +419,7 @@ class Ledger:
             self.cursors,
             runs,
             keys,
-            passed,
+            held,
         )
 
     def apply(self, event: events.Event) -> None:
@@ -328,8 +431,10 @@ class Ledger:
             case events.Granted():
                 self._apply_grant(event)
             case events.Done():
-                for offset, _ in events.offsets_of(event.runs):
-                    self.open.pop(offset, None)
+                runs, pop = event.runs, self.open.pop
+                for at in range(0, len(runs), 2):
+                    for offset in range(runs[at], runs[at] + runs[at + 1]):
+                        pop(offset, None)
             case events.Returned():
                 for offset, at in events.offsets_of(event.runs, 3):
                     one = self._opened(offset)
@@ -347,18 +452,20 @@ class Ledger:
                 raise AssertionError(event)
 
     def _apply_grant(self, event: events.Granted) -> None:
-        grant = Grant(self, event.nonce, event.member, event.duration_ms, event.deadline_ms)
         runs, keys = event.runs, event.keys
-        for at, (offset, run) in enumerate(events.offsets_of(runs, 4)):
-            one = self._opened(offset, runs[run + 3], keys[at] if keys else 0)
-            before = one.grant
-            if before is not None and before.nonce != grant.nonce:
-                # Nobody gave it back, so that lease ran out.
-                ran_out_ms = before.deadline_ms
-                first_ms = one.failure.first_ms if one.failure is not None else ran_out_ms
-                one.failure = Failure(first_ms, ran_out_ms, RAN_OUT)
-            one.state, one.grant, one.deliveries = LEASED, grant, runs[run + 2]
-            grant.opens.append(one)
+        grant = Grant(self, runs[3] if runs else NORMAL)
+        grant.begin(event.nonce, event.member, event.duration_ms, event.deadline_ms)
+        at = 0
+        for run in range(0, len(runs), 4):
+            first, count, deliveries, lane = runs[run : run + 4]
+            offsets = range(first, first + count)
+            is_first = deliveries == 1 and lane == grant.lane and not any(keys[at : at + count])
+            if is_first and self.open.keys().isdisjoint(offsets):
+                self.open.update(dict.fromkeys(offsets, grant))
+            else:
+                for n, offset in enumerate(offsets, at):
+                    self._lease(grant, offset, deliveries, lane, keys[n] if keys else 0)
+            at += count
         held = event.held
         for at in range(0, len(held), 3):
             self._opened(*held[at : at + 3])
@@ -370,22 +477,32 @@ class Ledger:
             cursors = cursors * len(self.cursors)
         self.cursors = list(map(max, self.cursors, cursors))
 
+    def _lease(self, grant: Grant, offset: int, deliveries: int, lane: int, key: int) -> None:
+        one = self._opened(offset, lane, key)
+        before = one.grant
+        if before is not None and before.nonce != grant.nonce:
+            # Nobody gave it back, so that lease ran out.
+            ran_out_ms = before.deadline_ms
+            first_ms = one.failure.first_ms if one.failure is not None else ran_out_ms
+            one.failure = Failure(first_ms, ran_out_ms, RAN_OUT)
+        one.state, one.grant, one.deliveries = LEASED, grant, deliveries
+
     def _apply_extended(self, event: events.Extended) -> None:
         """Those that have one deadline now are one grant."""
         grants: dict[tuple[str, str | None], Grant] = {}
         for offset, _ in events.offsets_of(event.runs):
-            one = self.open.get(offset)
+            one = self.find(offset)
             if one is None or one.grant is None:
                 continue
             name = (one.grant.nonce, one.grant.member)
             grant = grants.get(name)
             if grant is None:
-                grant = grants[name] = Grant(self, *name, event.duration_ms, event.deadline_ms)
+                grant = grants[name] = Grant(self, one.lane)
+                grant.begin(*name, event.duration_ms, event.deadline_ms)
             one.grant = grant
-            grant.opens.append(one)
 
     def _opened(self, offset: int, lane: int = NORMAL, key: int = 0) -> Open:
-        one = self.open.get(offset)
+        one = self.find(offset)
         if one is None:
             one = self.open[offset] = Open(offset, lane, key)
         return one
@@ -396,8 +513,8 @@ class Ledger:
         if record.first_failure_ms:
             one.failure = Failure(record.first_failure_ms, record.last_failure_ms, record.error)
         if record.nonce:
-            grant = Grant(self, record.nonce, record.member, record.duration_ms, record.when_ms)
-            grant.opens.append(one)
+            grant = Grant(self, record.lane)
+            grant.begin(record.nonce, record.member, record.duration_ms, record.when_ms)
             one.state, one.grant = LEASED, grant
         elif record.when_ms:
             one.state = WAITING
@@ -408,7 +525,8 @@ class Ledger:
         self.keys = {}
         self.ready = [[] for _ in LANES]
         # Of a key, whoever was given out goes first: another lane may have been before its own.
-        for one in sorted(self.open.values(), key=_turn):
+        opens = [one for one in self.open.values() if isinstance(one, Open)]
+        for one in sorted(opens, key=_turn):
             if one.key:
                 line = self.keys.setdefault(one.key, deque())
                 line.append(one)
@@ -420,13 +538,40 @@ class Ledger:
 
     def grants(self) -> list[Grant]:
         """Those that have leased records, at a start: each with just those."""
-        found: dict[Grant, list[Open]] = {}
-        for one in self.open.values():
-            if one.grant is not None:
-                found.setdefault(one.grant, []).append(one)
-        for grant, opens in found.items():
-            grant.opens, grant.left = opens, len(opens)
-        return list(found)
+        offsets: dict[Grant, list[int]] = {}
+        opens: dict[Grant, list[Open]] = {}
+        for offset, one in self.open.items():
+            if isinstance(one, Grant):
+                offsets.setdefault(one, []).append(offset)
+            elif one.grant is not None:
+                opens.setdefault(one.grant, []).append(one)
+        found = list(offsets | opens)
+        for grant in found:
+            grant.offsets, grant.opens = offsets.get(grant, []), opens.get(grant, [])
+            grant.left = len(grant.offsets) + len(grant.opens)
+        return found
+
+
+def _runs_of(offsets: list[int], lane: int) -> list[int]:
+    """Of records that are leased for the first time, as `Granted` has them."""
+    if not offsets:
+        return []
+    first = offsets[0]
+    if offsets[-1] - first + 1 == len(offsets):
+        return [first, len(offsets), 1, lane]
+    pairs = events.runs_of(offsets)
+    return [number for at in range(0, len(pairs), 2) for number in (*pairs[at : at + 2], 1, lane)]
+
+
+def _place(one: Open) -> tuple[int, int, int]:
+    return one.offset, one.lane, one.key
+
+
+def _seen(offset: int, grant: Grant) -> Open:
+    one = Open(offset, grant.lane)
+    if grant.is_noted:
+        one.state, one.deliveries, one.grant = LEASED, 1, grant
+    return one
 
 
 def _turn(one: Open) -> tuple[bool, bool, int]:

@@ -10,7 +10,7 @@ group's breaker is open it is retried later instead.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -20,10 +20,8 @@ from millstream.broker.delivery_values import (
     ERROR_TEXT_MAX,
     Settle,
     Settled,
-    parse_receipt,
 )
 from millstream.broker.ledger import (
-    LEASED,
     LEAVING,
     RAN_OUT,
     WAITING,
@@ -32,89 +30,24 @@ from millstream.broker.ledger import (
     Ledger,
     Open,
 )
-from millstream.broker.topic_settings import VISIBILITY_MS_MIN
+from millstream.broker.settle_requests import Failed, Request, Work, gather
 from millstream.engine.pending import Pending, follow
-from millstream.errors import (
-    MillstreamError,
-    ParameterInvalid,
-    ReceiptStale,
-    ReceiptUnknown,
-)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Generator, Sequence
 
     from millstream.broker.deadletters import DeadLetters
-    from millstream.broker.delivery_values import Outcome, Reason, Receipt
+    from millstream.broker.delivery_values import Outcome, Reason
     from millstream.broker.granting import Granting
     from millstream.broker.shares import Share, Shares
     from millstream.broker.topic_settings import TopicSettings
 
 # A record that could not be brought to the dead letters is tried again after so long.
 AGAIN_SECONDS = 1.0
-
-
-class _Failed(NamedTuple):
-    """A record that a worker gave up, and where its result belongs."""
-
-    at: int
-    one: Open
-    settle: Settle
-
-
-class _Work:
-    """What a request does to one ledger."""
-
-    __slots__ = ("acked", "extended", "failed", "ledger", "released", "share")
-
-    def __init__(self, share: Share, ledger: Ledger) -> None:
-        self.share = share
-        self.ledger = ledger
-        self.acked: list[tuple[int, Open]] = []
-        self.released: list[tuple[int, Open]] = []
-        self.extended: dict[int, list[tuple[int, Open]]] = {}
-        self.failed: list[_Failed] = []
-
-
-class _Request:
-    """One settle request: done when each of its parts is."""
-
-    __slots__ = ("_left", "pending", "results", "settles")
-
-    def __init__(self, settles: Sequence[Settle]) -> None:
-        self.settles = settles
-        self.results: list[Settled | None] = [None] * len(settles)
-        self.pending: Pending[list[Settled]] = Pending()
-        self._left = 1
-
-    def refuse(self, at: int, error: MillstreamError) -> None:
-        self.results[at] = Settled(self.settles[at].receipt, None, 0, error)
-
-    def say(self, at: int, outcome: Outcome, when_ms: int = 0) -> None:
-        self.results[at] = Settled(self.settles[at].receipt, outcome, when_ms)
-
-    def after(self, part: Pending[Any], done: Callable[[BaseException | None], None]) -> None:
-        self._left += 1
-
-        def one_done(one: Pending[Any]) -> None:
-            try:
-                done(one.error)
-            finally:
-                self.part_done()
-
-        part.then(one_done)
-
-    def part_done(self) -> None:
-        self._left -= 1
-        if self._left == 0:
-            self.pending.succeed([one for one in self.results if one is not None])
-
-    def fail_parts(self, parts: Sequence[int], error: BaseException) -> None:
-        for at in parts:
-            if isinstance(error, MillstreamError):
-                self.refuse(at, error)
-            else:
-                self.refuse(at, MillstreamError(f"settling failed: {error!r}"))
+# What goes to the dead letters in one append, with room for headers of 8 KiB: an atomic append
+# may have 64 MiB.
+BURY_RECORDS = 1_000
+BURY_BYTES = 16 * 1024 * 1024
 
 
 class Settling:
@@ -136,80 +69,14 @@ class Settling:
     # ---- a request
 
     def settle(self, settles: Sequence[Settle], group: str | None) -> Pending[list[Settled]]:
-        request = _Request(settles)
-        works: dict[Ledger, _Work] = {}
-        found: tuple[str, str, Share] | None = None
-        for at, settle in enumerate(settles):
-            try:
-                receipt = parse_receipt(settle.receipt)
-                if found is None or found[:2] != (receipt.group, receipt.topic):
-                    found = (receipt.group, receipt.topic, self._share(receipt, settle, group))
-                share = found[2]
-                one, ledger = self._open(share, receipt, settle)
-                work = works.get(ledger)
-                if work is None:
-                    work = works[ledger] = _Work(share, ledger)
-                self._sort(work, at, one, settle)
-            except MillstreamError as error:
-                request.refuse(at, error)
-                if found is not None:
-                    found[2].crew.counts.refused += 1
-                continue
-            one.is_busy = True
-        for work in works.values():
+        request = Request(settles)
+        for work in gather(self._shares, request, group):
             self._do(request, work)
         request.part_done()
         return request.pending
 
-    def _share(self, receipt: Receipt, settle: Settle, group: str | None) -> Share:
-        share = self._shares.find(receipt.group, receipt.topic)
-        if share is None or (group is not None and group != receipt.group):
-            raise _unknown(settle.receipt)
-        return share
-
-    def _open(self, share: Share, receipt: Receipt, settle: Settle) -> tuple[Open, Ledger]:
-        if receipt.partition >= len(share.ledgers):
-            raise _unknown(settle.receipt)
-        ledger = share.ledgers[receipt.partition]
-        one = ledger.open.get(receipt.offset)
-        if one is None:
-            if receipt.offset < max(ledger.cursors):
-                raise _stale(settle.receipt)
-            raise _unknown(settle.receipt)
-        grant = one.grant
-        # A release takes the count back, so a receipt may have one more than the record has now.
-        if receipt.deliveries > one.deliveries + 1:
-            raise _unknown(settle.receipt)
-        is_its_own = (
-            grant is not None
-            and one.state == LEASED
-            and one.deliveries == receipt.deliveries
-            and grant.nonce == receipt.nonce
-        )
-        if one.is_busy or not is_its_own:
-            raise _stale(settle.receipt)
-        return one, ledger
-
-    def _sort(self, work: _Work, at: int, one: Open, settle: Settle) -> None:
-        options = self._shares.options
-        match settle.kind:
-            case "ack":
-                work.acked.append((at, one))
-            case "release":
-                work.released.append((at, one))
-            case "extend":
-                assert one.grant is not None
-                duration_ms = settle.visibility_ms
-                if duration_ms is None:
-                    duration_ms = one.grant.duration_ms
-                check_visibility(duration_ms, options.visibility_max_ms)
-                work.extended.setdefault(duration_ms, []).append((at, one))
-            case "nack" | "reject":
-                check_delay(settle.delay_ms, options.retry_delay_max_ms)
-                work.failed.append(_Failed(at, one, settle))
-
-    def _do(self, request: _Request, work: _Work) -> None:
-        if work.acked:
+    def _do(self, request: Request, work: Work) -> None:
+        if work.first or work.acked:
             self._ack(request, work)
         if work.released:
             self._release(request, work)
@@ -220,25 +87,52 @@ class Settling:
 
     # ---- ack, release, extend
 
-    def _ack(self, request: _Request, work: _Work) -> None:
-        share, ledger, acked = work.share, work.ledger, work.acked
+    def _ack(self, request: Request, work: Work) -> None:
+        share, ledger, acked, first = work.share, work.ledger, work.acked, work.first
         epoch = ledger.epoch
+        offsets = [one.offset for _, one in acked]
+        for _, some in first.values():
+            offsets += some
 
         def done(error: BaseException | None) -> None:
             if error is not None:
                 request.fail_parts([at for at, _ in acked], error)
+                for indexes, _ in first.values():
+                    request.fail_parts(indexes, error)
+                self._put_back_first(share, ledger, epoch, first)
                 self._put_back(share, ledger, epoch, [one for _, one in acked])
                 return
             for at, _ in acked:
                 request.say(at, "acked")
-            share.crew.counts.acked += len(acked)
-            self._judge(share, succeeded=len(acked))
+            share.crew.counts.acked += len(offsets)
+            self._judge(share, succeeded=len(offsets))
             if ledger.epoch == epoch:
+                for grant, (_, some) in first.items():
+                    ledger.acked(some)
+                    self._shares.end_leases(share.crew, grant, len(some))
                 self._gone(share, ledger, [one for _, one in acked])
 
-        request.after(self._note_done(share, ledger, [one for _, one in acked]), done)
+        request.after(self._note_done(share, ledger, offsets), done)
 
-    def _release(self, request: _Request, work: _Work) -> None:
+    def _put_back_first(
+        self,
+        share: Share,
+        ledger: Ledger,
+        epoch: int,
+        first: dict[Grant, tuple[list[int], list[int]]],
+    ) -> None:
+        """As `_put_back`, of those that were leased for the first time."""
+        if ledger.epoch != epoch:
+            return
+        over: list[Open] = []
+        for grant, (_, offsets) in first.items():
+            for offset in offsets:
+                ledger.open[offset] = ledger.acking.pop(offset)
+            if grant.timer is None:
+                over += _found(ledger, offsets)
+        self._ran_out(share, ledger, over)
+
+    def _release(self, request: Request, work: Work) -> None:
         share, ledger, released = work.share, work.ledger, work.released
         epoch = ledger.epoch
 
@@ -270,11 +164,12 @@ class Settling:
             one.deliveries -= 1
             ledger.make_ready(one)
         share.news()
+        share.crew.wake_limited()
 
     def _extend(
         self,
-        request: _Request,
-        work: _Work,
+        request: Request,
+        work: Work,
         duration_ms: int,
         extended: list[tuple[int, Open]],
     ) -> None:
@@ -317,7 +212,8 @@ class Settling:
                 continue
             new = grants.get(old)
             if new is None:
-                new = Grant(old.ledger, old.nonce, old.member, duration_ms, deadline_ms)
+                new = Grant(old.ledger, old.lane)
+                new.begin(old.nonce, old.member, duration_ms, deadline_ms)
                 grants[old] = new
                 self.granting.arm(share, new, max(deadline_s - self._now(), 0.0))
             one.grant = new
@@ -330,13 +226,13 @@ class Settling:
 
     # ---- failures
 
-    def _fail(self, request: _Request, work: _Work) -> None:
+    def _fail(self, request: Request, work: Work) -> None:
         """Nacks come back after a while; the last one, and rejects, go to the dead letters."""
         share, ledger = work.share, work.ledger
         settings = share.topic.settings
         now_ms = self._shares.around.clock.wall_ms()
-        again: list[_Failed] = []
-        last: list[_Failed] = []
+        again: list[Failed] = []
+        last: list[Failed] = []
         counts = share.crew.counts
         for failed in work.failed:
             settle, one = failed.settle, failed.one
@@ -362,7 +258,7 @@ class Settling:
             if ones:
                 self._end(request, share, ledger, ones, reason)  # type: ignore[arg-type]
 
-    def _retry(self, request: _Request, share: Share, ledger: Ledger, again: list[_Failed]) -> None:
+    def _retry(self, request: Request, share: Share, ledger: Ledger, again: list[Failed]) -> None:
         epoch = ledger.epoch
         ones = [failed.one for failed in again]
 
@@ -403,6 +299,7 @@ class Settling:
             self._shares.end_lease(share.crew, one)
             self.wait(share, ledger, one, one.wait_ms / 1000)
         share.news()
+        share.crew.wake_limited()
 
     def wait(self, share: Share, ledger: Ledger, one: Open, seconds: float) -> None:
         """It comes back after a while, on the monotonic clock; now, when there is none left."""
@@ -428,6 +325,7 @@ class Settling:
         if share.is_gone:
             return
         ones = [one for one in grant.opens if one.grant is grant and not one.is_busy]
+        ones += _found(ledger, [at for at in grant.offsets if ledger.open.get(at) is grant])
         self._ran_out(share, ledger, ones)
 
     def _ran_out(self, share: Share, ledger: Ledger, ones: list[Open]) -> None:
@@ -450,6 +348,7 @@ class Settling:
         if last:
             self._bury_later(share, ledger, last)
         share.news()
+        share.crew.wake_limited()
 
     def _bury_later(self, share: Share, ledger: Ledger, ones: list[Open]) -> None:
         epoch = ledger.epoch
@@ -477,10 +376,10 @@ class Settling:
 
     def _end(
         self,
-        request: _Request,
+        request: Request,
         share: Share,
         ledger: Ledger,
-        failed: list[_Failed],
+        failed: list[Failed],
         reason: Reason,
     ) -> None:
         epoch = ledger.epoch
@@ -506,7 +405,7 @@ class Settling:
         """What becomes of records that failed for good, and when they come back if they do."""
         epoch, topic, counts = ledger.epoch, share.topic, share.crew.counts
         if is_dead_letter_topic(topic.name) or not topic.settings.dead_letters:
-            yield self._note_done(share, ledger, ones)
+            yield self._note_done(share, ledger, [one.offset for one in ones])
             if is_dead_letter_topic(topic.name):
                 counts.parked += len(ones)
                 outcome: Outcome = "parked"
@@ -532,27 +431,34 @@ class Settling:
                 self._wait(share, ledger, ones)
             return "retried", when_ms
         dlq = yield self._dead_letters.ensure(topic)
-        offsets = sorted(one.offset for one in ones)
-        found = yield from self.granting.records(share, ledger, offsets)
-        if ledger.epoch != epoch:
-            return "dead", 0
-        letters = [
-            DeadLetter(ledger.partition, found[one.offset], one.lane, _facts(ledger, one, reason))
-            for one in sorted(ones, key=_offset)
-            if one.offset in found
-        ]
-        event = events.Done(ledger.number, events.runs_of(offsets))
-        journal = self._shares.journal(share, ledger)
-        if letters:
-            entries = self._dead_letters.entries(topic, dlq, letters)
-            yield journal.note_with(ledger, event, entries)
-        else:
-            yield journal.note(ledger, event, len(ones))
-        self._dead_letters.count(topic, reason, len(letters))
-        counts.dead += len(letters)
-        counts.expired += len(ones) - len(letters)
-        if ledger.epoch == epoch:
-            self._gone(share, ledger, ones)
+        left = sorted(ones, key=_offset)
+        while left:
+            offsets = [one.offset for one in left[:BURY_RECORDS]]
+            found, stop = yield from self.granting.records(share, ledger, offsets, BURY_BYTES)
+            if ledger.epoch != epoch:
+                break
+            part = [one for one in left[:BURY_RECORDS] if one.offset < stop]
+            left = left[len(part) :]
+            letters = [
+                DeadLetter(
+                    ledger.partition, found[one.offset], one.lane, _facts(ledger, one, reason)
+                )
+                for one in part
+                if one.offset in found
+            ]
+            event = events.Done(ledger.number, events.runs_of([one.offset for one in part]))
+            journal = self._shares.journal(share, ledger)
+            if letters:
+                entries = self._dead_letters.entries(topic, dlq, letters)
+                yield journal.note_with(ledger, event, entries)
+            else:
+                yield journal.note(ledger, event, len(part))
+            self._dead_letters.count(topic, reason, len(letters))
+            counts.dead += len(letters)
+            counts.expired += len(part) - len(letters)
+            if ledger.epoch != epoch:
+                break
+            self._gone(share, ledger, part)
         return "dead", 0
 
     def _judge(self, share: Share, *, succeeded: int = 0, failed: int = 0) -> None:
@@ -578,15 +484,14 @@ class Settling:
 
     # ---- what all of them do
 
-    def _note_done(self, share: Share, ledger: Ledger, ones: list[Open]) -> Pending[None]:
-        offsets = sorted([one.offset for one in ones])
-        event = events.Done(ledger.number, events.runs_of(offsets))
-        return self._shares.journal(share, ledger).note(ledger, event, len(ones))
+    def _note_done(self, share: Share, ledger: Ledger, offsets: list[int]) -> Pending[None]:
+        event = events.Done(ledger.number, events.runs_of(sorted(offsets)))
+        return self._shares.journal(share, ledger).note(ledger, event, len(offsets))
 
     def _gone(self, share: Share, ledger: Ledger, ones: list[Open]) -> None:
         """They are settled for good, and that is durable."""
         end_lease, crew = self._shares.end_lease, share.crew
-        is_news = bool(share.waiting)
+        is_news = False
         for one in ones:
             end_lease(crew, one)
             if ledger.remove(one) is not None:
@@ -594,6 +499,7 @@ class Settling:
         self._shares.moved(share, ledger)
         if is_news:
             share.news()
+        crew.wake_limited()
 
     def _put_back(self, share: Share, ledger: Ledger, epoch: int, ones: list[Open]) -> None:
         """What was said could not be kept: leased as before, unless that ran out meanwhile."""
@@ -616,21 +522,6 @@ def backoff_ms(settings: TopicSettings, deliveries: int) -> int:
     return min(doubled, settings.retry_delay_max_ms)
 
 
-def check_delay(delay_ms: int | None, most_ms: int) -> None:
-    if delay_ms is not None and not 0 <= delay_ms <= most_ms:
-        raise ParameterInvalid(
-            f"a delay is 0 to {most_ms} ms, not {delay_ms}", parameter="delay_ms"
-        )
-
-
-def check_visibility(duration_ms: int, most_ms: int) -> None:
-    if not VISIBILITY_MS_MIN <= duration_ms <= most_ms:
-        raise ParameterInvalid(
-            f"a visibility timeout is {VISIBILITY_MS_MIN} to {most_ms} ms, not {duration_ms}",
-            parameter="visibility_ms",
-        )
-
-
 def _note_failure(one: Open, now_ms: int, error: str) -> None:
     first_ms = one.failure.first_ms if one.failure is not None else now_ms
     one.failure = Failure(first_ms, now_ms, error)
@@ -644,18 +535,12 @@ def _facts(ledger: Ledger, one: Open, reason: Reason) -> DeadFacts:
     )
 
 
+def _found(ledger: Ledger, offsets: Sequence[int]) -> list[Open]:
+    return [one for one in map(ledger.find, offsets) if one is not None]
+
+
 def _offset(one: Open) -> int:
     return one.offset
-
-
-def _stale(receipt: str) -> ReceiptStale:
-    return ReceiptStale(
-        "the lease ran out or was settled; the record may be somebody else's now", receipt=receipt
-    )
-
-
-def _unknown(receipt: str) -> ReceiptUnknown:
-    return ReceiptUnknown("nobody in this group was given such a receipt", receipt=receipt)
 
 
 def _logger() -> structlog.stdlib.BoundLogger:

@@ -7,7 +7,7 @@ there a moment later, and before anybody looks at the offsets of groups.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -17,13 +17,12 @@ from millstream.broker.delivery_values import DeliveryCounts, DeliveryOptions
 from millstream.broker.group_values import Commit, check_group_name
 from millstream.broker.lanes import LaneTurns
 from millstream.broker.lease_journal import LeaseJournal
-from millstream.broker.ledger import LEASED, WAITING, Ledger, Open
+from millstream.broker.ledger import LEASED, WAITING, Ledger, Open, Tally
 from millstream.engine.pending import Pending, follow
 from millstream.errors import (
     GroupUsesLeases,
     GroupUsesOffsets,
     LeasesRefused,
-    MillstreamError,
     TopicUnknown,
 )
 from millstream.log.batch import LANES
@@ -49,24 +48,92 @@ MIRROR_SECONDS = 1.0
 class Crew:
     """A group as far as it receives by lease."""
 
-    __slots__ = ("breaker", "counts", "inflight", "name", "shares")
+    __slots__ = (
+        "_freed",
+        "_has_room",
+        "_is_waking",
+        "_limited",
+        "_open_max",
+        "breaker",
+        "counts",
+        "inflight",
+        "name",
+        "shares",
+        "tally",
+    )
 
-    def __init__(self, name: str, breaker: Breaker) -> None:
+    def __init__(self, name: str, breaker: Breaker, open_max: int) -> None:
         self.name = name
+        self._open_max = open_max
+        # Receives that wait for room, by the member that has too much; "" is the group. Apart
+        # from those that wait for records, because news of records is of no use to them.
+        self._limited: dict[str, OrderedDict[Polling[Received], None]] = {}
+        # Members among them that settled something.
+        self._freed: set[str] = set()
+        self._has_room = False
+        self._is_waking = False
         self.breaker = breaker
         self.counts = DeliveryCounts()
+        self.tally = Tally()
         self.shares: dict[str, Share] = {}
         # How many records each member has leased.
         self.inflight: dict[str, int] = {}
 
     @property
     def open_count(self) -> int:
-        return sum(share.open_count for share in self.shares.values())
+        return self.tally.open
+
+    # ---- limits
+
+    def begin(self, member: str, count: int) -> None:
+        self.inflight[member] = self.inflight.get(member, 0) + count
+
+    def end(self, member: str, count: int) -> None:
+        left = self.inflight.get(member, 0) - count
+        if left > 0:
+            self.inflight[member] = left
+        else:
+            self.inflight.pop(member, None)
+        if member in self._limited:
+            self._freed.add(member)
+
+    def wait_for_room(self, limit: str, polling: Polling[Received]) -> None:
+        self._limited.setdefault(limit, OrderedDict())[polling] = None
+
+    def leave(self, limit: str, polling: Polling[Received]) -> None:
+        line = self._limited.get(limit)
+        if line is not None:
+            line.pop(polling, None)
+            if not line:
+                del self._limited[limit]
+
+    def wake_limited(self) -> None:
+        """One of each limit that has room now; it wakes the next, if there is more."""
+        self._has_room = True
+        if self._is_waking:
+            return
+        self._is_waking = True
+        while self._has_room and self._limited:
+            self._has_room = False
+            freed, self._freed = self._freed, set()
+            if self.tally.open < self._open_max:
+                freed.add("")
+            for limit in freed:
+                line = self._limited.get(limit)
+                if line:
+                    next(iter(line)).wake()
+        self._is_waking = False
+
+    def limited(self) -> list[Polling[Received]]:
+        return [polling for line in self._limited.values() for polling in line]
 
 
 class Share:
     __slots__ = (
         "_engine",
+        "_ids",
+        "_is_waking",
+        "_news",
         "_next",
         "_watched",
         "crew",
@@ -82,63 +149,97 @@ class Share:
         self.crew = crew
         self.topic = topic
         self.ledgers: list[Ledger] = []
+        self._ids: list[PartitionId] = []
         # Which lane is next; None while the topic has never used lanes.
         self.turns: LaneTurns | None = None
-        self.waiting: deque[Polling[Received]] = deque()
-        # Partitions whose new records we are told of, at most once each.
+        self.waiting: OrderedDict[Polling[Received], None] = OrderedDict()
+        # Partitions whose next new record we are told of, whether somebody waits by then or not.
         self._watched: dict[int, Pending[None]] = {}
         self._next = 0
+        self._news = 0
+        self._is_waking = False
         self.is_gone = False
 
     @property
     def open_count(self) -> int:
-        return sum(len(ledger.open) for ledger in self.ledgers)
+        return sum(len(ledger.open) + len(ledger.acking) for ledger in self.ledgers)
+
+    def add(self, ledger: Ledger) -> None:
+        ledger.tally = self.crew.tally
+        ledger.tally.open += len(ledger.open)
+        self.ledgers.append(ledger)
+        self._ids.append(PartitionId(self.topic.name, ledger.partition))
 
     def id(self, ledger: Ledger) -> PartitionId:
-        return PartitionId(self.topic.name, ledger.partition)
+        return self._ids[ledger.partition]
+
+    def start(self, ledger: Ledger) -> int:
+        """The first record that there is."""
+        return self._engine.offsets(self._ids[ledger.partition]).start
+
+    def high_watermark(self, ledger: Ledger) -> int:
+        """Behind the last one that may be given out."""
+        return self._engine.offsets(self._ids[ledger.partition]).high_watermark
 
     def in_turn(self) -> list[Ledger]:
         """All partitions, each time beginning with another one."""
         ledgers, first = self.ledgers, self._next
+        if len(ledgers) == 1:
+            return ledgers
         self._next = (first + 1) % len(ledgers)
         return ledgers[first:] + ledgers[:first]
 
     # ---- waiting
 
     def wait(self, polling: Polling[Received]) -> None:
-        self.waiting.append(polling)
-        for ledger in self.ledgers:
-            if ledger.partition not in self._watched:
-                self._watch(ledger)
+        self.waiting[polling] = None
+        if len(self._watched) < len(self.ledgers):
+            for ledger in self.ledgers:
+                if ledger.partition not in self._watched:
+                    self._watch(ledger)
 
     def _watch(self, ledger: Ledger) -> None:
-        id = self.id(ledger)
+        id = self._ids[ledger.partition]
         one = self._engine.wait(id, self._engine.offsets(id).high_watermark)
         self._watched[ledger.partition] = one
 
         def woken(_: Pending[None]) -> None:
-            if self._watched.get(ledger.partition) is one:
-                del self._watched[ledger.partition]
-                self.news()
+            if self._watched.get(ledger.partition) is not one:
+                return
+            del self._watched[ledger.partition]
+            self.news()
+            if self.waiting and not self.is_gone and ledger.partition not in self._watched:
+                # Whoever was woken may have all that it wanted, and not come back soon.
+                self._watch(ledger)
 
         one.then(woken)
 
     def leave(self, polling: Polling[Received]) -> None:
-        if polling in self.waiting:
-            self.waiting.remove(polling)
-        if not self.waiting:
-            watched, self._watched = self._watched, {}
-            for number, one in watched.items():
-                if not one.is_done:
-                    self._engine.forget(PartitionId(self.topic.name, number), one)
+        self.waiting.pop(polling, None)
 
     def news(self) -> None:
         """There may be something for one that waits; it wakes the next, if there is more."""
-        if self.waiting:
-            self.waiting.popleft().wake()
+        self._news += 1
+        if self._is_waking:
+            # By one that was just woken; a thousand of them must not nest.
+            return
+        self._is_waking = True
+        while self._news and self.waiting:
+            self._news -= 1
+            self.waiting.popitem(last=False)[0].wake()
+        self._is_waking = False
+        self._news = 0
+
+    def end(self) -> None:
+        """The group has no part in the topic any more."""
+        self.is_gone = True
+        watched, self._watched = self._watched, {}
+        for number, one in watched.items():
+            if not one.is_done:
+                self._engine.forget(self._ids[number], one)
 
     def news_for_all(self) -> None:
-        waiting, self.waiting = self.waiting, deque()
+        waiting, self.waiting = self.waiting, OrderedDict()
         for one in waiting:
             one.wake()
 
@@ -244,6 +345,7 @@ class Shares:
                     options.breaker_window_ms / 1000,
                     options.breaker_failures_percent,
                 ),
+                options.group_inflight_max,
             )
         return crew
 
@@ -259,7 +361,7 @@ class Shares:
         if position is None:
             position = end if start == "latest" else first
         ledger = Ledger(group, topic.uuid.bytes, number, min(max(position, first), end))
-        share.ledgers.append(ledger)
+        share.add(ledger)
         self.moved(share, ledger)
 
     # ---- what happens to leases
@@ -277,23 +379,18 @@ class Shares:
     def end_lease(self, crew: Crew, one: Open) -> None:
         """Of a record that is leased: nobody has it any more."""
         grant = one.grant
-        if grant is None:
-            return
-        one.grant = None
-        self._uncount(crew, grant, 1)
-        grant.left -= 1
+        if grant is not None:
+            one.grant = None
+            self.end_leases(crew, grant, 1)
+
+    def end_leases(self, crew: Crew, grant: Grant, count: int) -> None:
+        """The same of so many records of a grant."""
+        if grant.member is not None:
+            crew.end(grant.member, count)
+        grant.left -= count
         if grant.left == 0 and grant.timer is not None:
             self.around.timers.cancel(grant.timer)
             grant.timer = None
-
-    def _uncount(self, crew: Crew, grant: Grant, count: int) -> None:
-        member = grant.member
-        if member is not None:
-            left = crew.inflight.get(member, 0) - count
-            if left > 0:
-                crew.inflight[member] = left
-            else:
-                crew.inflight.pop(member, None)
 
     def _void(self, share: Share, ledger: Ledger, cursor: int) -> None:
         """All leases of a ledger end, and it begins anew at an offset."""
@@ -412,6 +509,7 @@ class Shares:
             pending = self.journal(share, ledger).write_state((ledger,))
             self.moved(share, ledger)
         share.news_for_all()
+        share.crew.wake_limited()
         return pending
 
     def drop(self, group: str, topic: str | None = None) -> Pending[None]:
@@ -433,13 +531,15 @@ class Shares:
             yield journal.settled()
 
     def _end(self, share: Share) -> None:
-        share.is_gone = True
+        share.end()
         for ledger in share.ledgers:
             self._void(share, ledger, 0)
             self._dirty.pop(ledger, None)
             if ledger.journal is not None:
                 ledger.journal.drop(ledger)
         share.news_for_all()
+        for polling in share.crew.limited():
+            polling.wake()
 
     # ---- topics that change
 
@@ -502,17 +602,20 @@ class Shares:
     def _restore(self, group: str, topic: str, ledgers: dict[int, Ledger]) -> Share:
         share = self._make(self._crew(group), self.around.topics.get(topic))
         outside = 0
+        clamped: list[Ledger] = []
         for number in range(share.topic.partitions):
             ledger = ledgers.get(number)
             if ledger is None:
                 self._add_ledger(share, number, "earliest")
                 continue
-            share.ledgers.append(ledger)
             if ledger.clamp(*self.around.reader.offsets(topic, number)):
                 outside += 1
-                self.journal(share, ledger).write_state((ledger,))
+                clamped.append(ledger)
             ledger.loaded()
+            share.add(ledger)
             self.moved(share, ledger)
+        for ledger in clamped:
+            self.journal(share, ledger).write_state((ledger,))
         if outside:
             _logger().warning(
                 "leases lay outside of their partitions, and ended",
@@ -531,7 +634,7 @@ def waiting_or_leased(share: Share) -> tuple[int, int, int]:
     """How many records are leased, wait to come back, and are ready again."""
     leased = waiting = ready = 0
     for ledger in share.ledgers:
-        for one in ledger.open.values():
+        for one in ledger.find_all():
             if one.state == LEASED:
                 leased += 1
             elif one.state == WAITING:
@@ -541,11 +644,13 @@ def waiting_or_leased(share: Share) -> tuple[int, int, int]:
     return leased, waiting, ready
 
 
-def topic_is_gone(share: Share) -> MillstreamError:
-    return TopicUnknown(
-        f"topic {share.topic.name} was deleted, or the group's part in it ended",
-        topic=share.topic.name,
-    )
+def refuse_gone(shares: Sequence[Share]) -> None:
+    for share in shares:
+        if share.is_gone:
+            raise TopicUnknown(
+                f"topic {share.topic.name} was deleted, or the group's part in it ended",
+                topic=share.topic.name,
+            )
 
 
 def _logger() -> structlog.stdlib.BoundLogger:
