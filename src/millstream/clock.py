@@ -45,5 +45,12 @@ class ManualClock:
         return self.now_monotonic
 
     def advance(self, seconds: float) -> None:
-        self.now_ms += int(seconds * 1000)
+        """Both clocks, in step: what is left of a millisecond counts with the next advance."""
+        before = self.now_monotonic
         self.now_monotonic += seconds
+        self.now_ms += _whole_ms(self.now_monotonic) - _whole_ms(before)
+
+
+def _whole_ms(seconds: float) -> int:
+    # A sum of fractions may come out a little less than it is.
+    return int(seconds * 1000 + 1e-4)

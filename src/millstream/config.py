@@ -144,6 +144,7 @@ class Settings:
     visibility_ms: int
     deliveries_max: int
     retry_delay_ms: int
+    schedules_max: int
     retry_delay_max_ms: int
     dead_letters: Literal["on", "off"]
     receive_records_max: int

@@ -54,6 +54,14 @@ DELIVERY_ROWS: tuple[tuple[str, str, Kind, str, str], ...] = (
         "that do not say otherwise. `off` drops them, counts them and says so in the log.",
     ),
     (
+        "schedules_max",
+        "schedules_max",
+        Integer(1, 1_000_000_000),
+        "20000000",
+        "How many records may be scheduled at a time; each takes about 25 bytes of memory. Past "
+        "it, scheduling is refused with `too_many_schedules`.",
+    ),
+    (
         "receive_records_max",
         "receive_records_max",
         Integer(1, 100_000),

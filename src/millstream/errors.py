@@ -540,6 +540,31 @@ class TooManyRedrives(MillstreamError):
     """As many redrives run as may; fields: limit."""
 
     code = "too_many_redrives"
+
+
+class DelayInvalid(MillstreamError):
+    """A delay that is negative or too long, a time too far off, or both; fields: record."""
+
+    code = "delay_invalid"
+
+
+class ScheduleUnknown(MillstreamError):
+    """There is no such schedule, or it has been over for long; fields: topic, partition, offset, or
+    name."""
+
+    code = "schedule_unknown"
+
+
+class ScheduleOver(MillstreamError):
+    """The schedule has fired, was cancelled or has expired before; fields: state."""
+
+    code = "schedule_over"
+
+
+class TooManySchedules(MillstreamError):
+    """As many as are allowed are pending; fields: limit."""
+
+    code = "too_many_schedules"
     retriable = True
 
 

@@ -25,6 +25,7 @@ from millstream.broker.delivery_values import DeliveryOptions
 from millstream.broker.joining import GroupOptions
 from millstream.broker.queues import DEFAULT_QUEUE, QueueLimits, Queues
 from millstream.broker.redrive_jobs import RedriveOptions
+from millstream.broker.schedules import ScheduleOptions
 from millstream.broker.snapshots import Snapshots
 from millstream.broker.timers import Timers
 from millstream.broker.topic_settings import TopicDefaults
@@ -57,6 +58,7 @@ from millstream.observe.groups import group_metrics
 from millstream.observe.logs import configure_logs, get_logger
 from millstream.observe.metrics import Metrics, families
 from millstream.observe.queues import queue_metrics
+from millstream.observe.schedules import schedule_metrics
 from millstream.observe.status import Status
 from millstream.observe.topics import topic_metrics
 from millstream.process import bind, lock_owner, notify_systemd, raise_open_files
@@ -163,6 +165,7 @@ def broker_options(settings: Settings) -> BrokerOptions:
         consuming=consuming_options(settings),
         delivery=delivery_options(settings),
         redrive=RedriveOptions(settings.redrives_max, settings.redrive_history_ms),
+        schedules=ScheduleOptions(settings.schedules_max),
     )
 
 
@@ -340,6 +343,7 @@ class Server:
         self._metrics.register(lambda: topic_metrics(broker, self._settings.metrics_topics))
         self._metrics.register(lambda: group_metrics(broker.consuming))
         self._metrics.register(lambda: dead_letter_metrics(broker, self._settings.metrics_topics))
+        self._metrics.register(lambda: schedule_metrics(broker.schedules))
         if "metrics" in listeners:
             await listeners["metrics"].start()
         try:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from broker.making import House, local_house, memory_house, options
-from millstream.broker.publishing import BATCH_BYTES, Outgoing, Published
+from millstream.broker.publish_calls import BATCH_BYTES
+from millstream.broker.publishing import Outgoing, Published
 from millstream.engine.memory import MemoryEngine
 from millstream.engine.pending import Pending
 from millstream.errors import (

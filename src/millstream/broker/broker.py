@@ -18,6 +18,7 @@ from millstream.broker.publishing import Publisher
 from millstream.broker.reading import Reader
 from millstream.broker.redrive import Redrive
 from millstream.broker.redrive_jobs import RedriveOptions
+from millstream.broker.schedules import ScheduleOptions, Schedules
 from millstream.broker.sealed_batches import SealedBatches
 from millstream.broker.share_sessions import ShareSessions
 from millstream.broker.surroundings import Surroundings
@@ -60,6 +61,7 @@ class BrokerOptions:
     consuming: ConsumingOptions = field(default_factory=ConsumingOptions)
     delivery: DeliveryOptions = field(default_factory=DeliveryOptions)
     redrive: RedriveOptions = field(default_factory=RedriveOptions)
+    schedules: ScheduleOptions = field(default_factory=ScheduleOptions)
 
 
 @dataclass(slots=True)
@@ -90,6 +92,7 @@ class Broker:
     redrive: Redrive
     delivery: Delivery
     share_sessions: ShareSessions
+    schedules: Schedules
 
     async def start(self) -> None:
         """After the engine: every view as it was, before any listener opens."""
@@ -106,12 +109,14 @@ class Broker:
         yield self.consuming.start()
         yield self.delivery.start()
         self.redrive.start()
+        yield self.schedules.start()
         self.idempotency.start()
         self.view_snapshots.start()
 
     def stop(self) -> None:
         """Before the engine: what is under way ends with it."""
         self.redrive.stop()
+        self.schedules.stop()
         self.delivery.stop()
         self.consuming.stop()
         self.view_snapshots.stop()
@@ -141,9 +146,12 @@ def make_broker(
     )
     traffic = Traffic()
     traffic.follow(topics)
-    publisher = Publisher(engine, topics, idempotency, traffic=traffic, clock=clock, turns=turns)
     reader = Reader(engine, topics, traffic, timers)
     around = Surroundings(views, topics, reader, clock, timers, turns)
+    schedules = Schedules(engine, around, traffic, options.schedules)
+    publisher = Publisher(
+        engine, topics, idempotency, schedules, traffic=traffic, clock=clock, turns=turns
+    )
     consuming = make_consuming(around, options.consuming, random_hex)
     dead_letters = DeadLetters(around)
     marks = DeadLetterMarks(engine, around)
@@ -182,4 +190,5 @@ def make_broker(
         share_sessions=ShareSessions(around, consuming.share_groups, delivery),
         dead_letter_reading=reading,
         redrive=Redrive(marks, reading, options.redrive, random_hex),
+        schedules=schedules,
     )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from millstream.broker.lanes import NORMAL, lane_of
+from millstream.broker.schedule_values import PARTITION as SCHEDULES
 from millstream.engine.pending import Pending
 from millstream.errors import (
     IdempotencyKeyInvalid,
@@ -172,7 +173,10 @@ class Idempotency:
         entries. Each publish is its mark's key, and partition and lane of each of its records."""
         now_ms = self._clock.wall_ms()
         try:
-            ends = {id.number: self._engine.offsets(id).high_watermark for id, *_ in entries}
+            ends = {
+                -1 if id == SCHEDULES else id.number: self._engine.offsets(id).high_watermark
+                for id, *_ in entries
+            }
         except MillstreamError as error:
             # Deleted in this very turn.
             return Pending.failed(error)
@@ -187,7 +191,8 @@ class Idempotency:
         """Where the records of a mark are, in the order in which they were published."""
         found: list[list[Place]] = []
         for part in mark.parts:
-            id = PartitionId(topic.name, part.partition)
+            is_scheduled = part.partition < 0
+            id = SCHEDULES if is_scheduled else PartitionId(topic.name, part.partition)
             places = yield from self._search(id, digest_of(mark_key), part)
             missing = Place(part.partition, -1, mark.created_ms)
             found.append(places + [missing] * (part.count - len(places)))
@@ -210,11 +215,11 @@ class Idempotency:
             if not len(chunk.data):
                 return places
             for position, header in batches.walk(chunk.data):
-                if lane_of(header.attributes) != part.lane:
+                if part.partition >= 0 and lane_of(header.attributes) != part.lane:
                     continue
                 for record in batches.decode(chunk.data[position : position + header.size]):
                     if (HEADER, digest) in record.headers and record.offset >= offset:
-                        places.append(Place(id.number, record.offset, record.timestamp))
+                        places.append(Place(part.partition, record.offset, record.timestamp))
                         if len(places) == part.count:
                             return places
             left -= len(chunk.data)

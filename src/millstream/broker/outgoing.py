@@ -37,10 +37,14 @@ class Outgoing(NamedTuple):
     partition: int | None = None
     # Its place in LANES.
     lane: int = NORMAL
+    # It is to appear in its topic after so long, or at a time.
+    delay_ms: int | None = None
+    deliver_at_ms: int | None = None
 
 
 class Placed(NamedTuple):
-    """Where a record is; the offset is -1 when nobody waited for it."""
+    """Where a record is; the offset is -1 when nobody waited for it. Of one that is scheduled it
+    is where its schedule is, which is its id, and when it is due."""
 
     partition: int
     offset: int
@@ -51,11 +55,13 @@ class Published(NamedTuple):
     placed: list[Placed]
     # Sent before, with the same idempotency key: these are the places of the first time.
     is_duplicate: bool = False
+    # Which of them are scheduled; empty when none is.
+    scheduled: frozenset[int] = frozenset()
 
 
 def check_record(topic: Topic, record: Outgoing, at: int) -> int:
     """The size that counts for the limit; raises for what cannot be published."""
-    key, value, headers, timestamp_ms, partition, lane = record
+    key, value, headers, timestamp_ms, partition, lane, *_ = record
     size = 0 if value is None else len(value)
     if key is not None:
         size += len(key)

@@ -8,7 +8,7 @@ call are one atomic append, after what was gathered for those partitions before.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millstream.broker import idempotency as keys
 from millstream.broker.outgoing import (
@@ -20,7 +20,23 @@ from millstream.broker.outgoing import (
     check_record,
 )
 from millstream.broker.partitioners import Rotation
+from millstream.broker.publish_calls import (
+    BATCH_BYTES,
+    RECORD_OVERHEAD_BYTES,
+    SCHEDULED,
+    Call,
+    count_max,
+    scheduled_in,
+)
 from millstream.broker.ready_batches import check_batches, uses_lanes
+from millstream.broker.schedule_values import (
+    PARTITION as SCHEDULES,
+)
+from millstream.broker.schedule_values import (
+    check_schedule,
+    due_of,
+    schedule_fields,
+)
 from millstream.broker.views import Entry, encoded
 from millstream.engine.pending import Pending, follow
 from millstream.errors import BatchCountInvalid, MillstreamError
@@ -33,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from millstream.broker.idempotency import Idempotency
+    from millstream.broker.schedules import Schedules
     from millstream.broker.topics import Topic, Topics
     from millstream.broker.traffic import TopicTraffic, Traffic
     from millstream.broker.turns import Turns
@@ -42,14 +59,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Acks", "Outgoing", "Placed", "Published", "Publisher"]
 
-# A batch of a turn ends here; what follows is the next one.
-BATCH_BYTES = 256 * 1024
 # Publishes with idempotency keys that are one append together end here.
 ONCE_BYTES = 1024 * 1024
-# Partition and lane, and the indexes of a call's records that make one batch there.
-_Part: TypeAlias = tuple[tuple[int, int], list[int]]
-# About what a record takes in a batch beside its key, value and headers.
-RECORD_OVERHEAD_BYTES = 20
 
 
 class _Gathering:
@@ -77,28 +88,30 @@ class _Gathering:
             for call, _, _ in self.calls:
                 call.fail(error)
             return
-        self.traffic.messages_in += len(fields)
+        is_scheduled = self.lane == SCHEDULED[1]
+        if not is_scheduled:
+            self.traffic.messages_in += len(fields)
         self.traffic.bytes_in += self.size
         base, number = appended.result(), self.id.number
         for one, at in self.ones:
             one.succeed(Placed(number, base + at, fields[at][0]))
         for call, first, count in self.calls:
-            call.succeed(
-                Published(
-                    [Placed(number, base + at, fields[at][0]) for at in range(first, first + count)]
-                )
-            )
+            placed = [
+                Placed(number, base + at, fields[at][0]) for at in range(first, first + count)
+            ]
+            scheduled = frozenset(range(count)) if is_scheduled else frozenset()
+            call.succeed(Published(placed, scheduled=scheduled))
 
 
 class _Once(NamedTuple):
     """A publish with an idempotency key, and who waits for it."""
 
-    call: _Call
+    call: Call
     mark_key: bytes
     pending: Pending[Published]
 
 
-class _Target:
+class Target:
     """A topic as the publisher sees it."""
 
     __slots__ = (
@@ -164,6 +177,7 @@ class Publisher:
         "_gatherings",
         "_idempotency",
         "_now_ms",
+        "_schedules",
         "_targets",
         "_topics",
         "_traffic",
@@ -176,6 +190,7 @@ class Publisher:
         engine: Engine,
         topics: Topics,
         idempotency: Idempotency,
+        schedules: Schedules,
         *,
         traffic: Traffic,
         clock: Clock,
@@ -183,16 +198,17 @@ class Publisher:
     ) -> None:
         self._engine = engine
         self._idempotency = idempotency
+        self._schedules = schedules
         self._topics = topics
         self._traffic = traffic
         self._clock = clock
         self._turns = turns
-        self._targets: dict[str, _Target] = {}
+        self._targets: dict[str, Target] = {}
         # Publishes with an idempotency key that are not durable yet: a repeat waits for them.
         self._flying: dict[bytes, Pending[Published]] = {}
         # Of this turn of the loop: what is gathered, the topics it is for, and the time.
-        self._gatherings: list[tuple[_Target, _Gathering]] = []
-        self._turn: dict[_Target, None] = {}
+        self._gatherings: list[tuple[Target, _Gathering]] = []
+        self._turn: dict[Target, None] = {}
         self._now_ms = 0
         topics.watch_deleted(self._forget)
 
@@ -207,10 +223,14 @@ class Publisher:
         timestamp_ms: int | None = None,
         partition: int | None = None,
         lane: int = NORMAL,
+        delay_ms: int | None = None,
+        deliver_at_ms: int | None = None,
     ) -> Pending[Placed]:
         """One record, answered when it is as durable as its topic says."""
-        if lane != NORMAL:
-            record = Outgoing(key, value, headers, timestamp_ms, partition, lane)
+        if lane != NORMAL or delay_ms is not None or deliver_at_ms is not None:
+            record = Outgoing(
+                key, value, headers, timestamp_ms, partition, lane, delay_ms, deliver_at_ms
+            )
             one: Pending[Placed] = Pending()
             _pass(self.publish(topic, (record,)), one, lambda published: published.placed[0])
             return one
@@ -283,41 +303,47 @@ class Publisher:
                 lambda: self.publish(topic, records, acks=acks, idempotency_key=idempotency_key),
             )
         self._begin(target)
-        places = [
-            (
-                target.choose(record.key, size) if record.partition is None else record.partition,
-                record.lane,
-            )
-            for record, size in zip(records, sizes, strict=True)
-        ]
-        now_ms = self._now_ms
-        call = _Call(
-            target,
-            [
-                (
-                    now_ms
-                    if one.timestamp_ms is None or target.is_append_time
-                    else one.timestamp_ms,
-                    one.key,
-                    one.value,
-                    lane_headers(one.headers, one.lane),
-                )
-                for one in records
-            ],
-            places,
-            sizes,
-        )
+        try:
+            call = self._call(target, records, sizes)
+        except MillstreamError as error:
+            return Pending.failed(error)
         pending = self._take(call, mark_key)
         return Pending.of(call.unplaced()) if acks == "none" else pending
 
-    def _take(self, call: _Call, mark_key: bytes | None) -> Pending[Published]:
+    def _call(self, target: Target, records: Sequence[Outgoing], sizes: list[int]) -> Call:
+        """The records of a call, each with its place."""
+        now_ms = self._now_ms
+        places: list[tuple[int, int]] = []
+        fields: list[batches.Fields] = []
+        for at, (one, size) in enumerate(zip(records, sizes, strict=True)):
+            due_ms = due_of(one, now_ms, at)
+            if due_ms is not None:
+                check_schedule(size, at)
+                places.append(SCHEDULED)
+                fields.append(schedule_fields(target.topic, one, due_ms))
+                continue
+            number = target.choose(one.key, size) if one.partition is None else one.partition
+            places.append((number, one.lane))
+            headers = lane_headers(one.headers, one.lane)
+            own_ms = None if target.is_append_time else one.timestamp_ms
+            fields.append((now_ms if own_ms is None else own_ms, one.key, one.value, headers))
+        if SCHEDULED in places:
+            self._schedules.require_room(places.count(SCHEDULED))
+        return Call(target, fields, places, sizes)
+
+    def _take(self, call: Call, mark_key: bytes | None) -> Pending[Published]:
         if mark_key is not None:
             return self._take_once(call, mark_key)
         target, places, fields = call.target, call.places, call.fields
-        if call.size > BATCH_BYTES or places.count(places[0]) != len(places):
+        most = count_max(places[0])
+        if call.size > BATCH_BYTES or len(places) > most or places.count(places[0]) != len(places):
             return self._append_parts(call, lambda entries: self._append_ready(target, entries))
         gathering = target.gathered(places[0])
-        if gathering is None or gathering.size + call.size > BATCH_BYTES:
+        if (
+            gathering is None
+            or gathering.size + call.size > BATCH_BYTES
+            or len(gathering.fields) + len(fields) > most
+        ):
             gathering = self._gather(target, places[0])
         gathering.size += call.size
         pending: Pending[Published] = Pending()
@@ -376,14 +402,14 @@ class Publisher:
 
     # ---- finding and gathering
 
-    def _find(self, name: str) -> _Target | Pending[Any]:
+    def _find(self, name: str) -> Target | Pending[Any]:
         """The topic, or what makes it; the error of one that is not there and is not made."""
         topic = self._topics.by_name.get(name)
         if topic is None:
             return self._topics.ensure(name)
         target = self._targets.get(name)
         if target is None:
-            target = self._targets[name] = _Target(topic, self._traffic.of(name))
+            target = self._targets[name] = Target(topic, self._traffic.of(name))
         elif target.topic is not topic:
             target.see(topic)
         return target
@@ -391,19 +417,19 @@ class Publisher:
     def _forget(self, topic: Topic) -> None:
         self._targets.pop(topic.name, None)
 
-    def _begin(self, target: _Target) -> None:
+    def _begin(self, target: Target) -> None:
         turn = self._turn
         if not turn:
             self._turns.soon(self._end_turn)
             self._now_ms = self._clock.wall_ms()
         turn[target] = None
 
-    def _gather(self, target: _Target, place: tuple[int, int]) -> _Gathering:
+    def _gather(self, target: Target, place: tuple[int, int]) -> _Gathering:
         """The next batch for a partition and lane."""
         number, lane = place
         if target.once:
             self._append_once(target, {number})
-        gathering = _Gathering(PartitionId(target.topic.name, number), target.traffic, lane)
+        gathering = _Gathering(_id_of(target, place), target.traffic, lane)
         if lane == NORMAL:
             target.gathering[number] = gathering
         else:
@@ -422,22 +448,23 @@ class Publisher:
                 target.rotation.give(target.keyless_bytes)
                 target.keyless_bytes = 0
 
-    def _submit(self, target: _Target, numbers: set[int]) -> None:
+    def _submit(self, target: Target, numbers: set[int]) -> None:
         """Append what is gathered for some partitions, because something follows it."""
         self._append_once(target, numbers)
         self._submit_gathered(target, numbers)
 
-    def _submit_gathered(self, target: _Target, numbers: set[int]) -> None:
+    def _submit_gathered(self, target: Target, numbers: set[int]) -> None:
         for one in [one for one in self._gatherings if one[0] is target]:
             if one[1].id.number in numbers:
                 self._gatherings.remove(one)
                 self._append(*one)
 
-    def _append(self, target: _Target, gathering: _Gathering) -> None:
+    def _append(self, target: Target, gathering: _Gathering) -> None:
         number, lane = gathering.id.number, gathering.lane
         if lane != NORMAL:
-            if target.laned.get((number, lane)) is gathering:
-                del target.laned[number, lane]
+            place = SCHEDULED if lane == SCHEDULED[1] else (number, lane)
+            if target.laned.get(place) is gathering:
+                del target.laned[place]
         elif target.gathering[number] is gathering:
             target.gathering[number] = None
         try:
@@ -445,19 +472,29 @@ class Publisher:
         except Exception as error:  # noqa: BLE001  nobody may be left without an answer
             gathering.done(Pending.failed(error))
             return
-        self._engine.append(gathering.id, data, batches.read_header(data)).then(gathering.done)
+        appended = self._engine.append(gathering.id, data, batches.read_header(data))
+        if lane == SCHEDULED[1]:
+            topic = target.topic
+            appended.then(lambda one: self._note_scheduled(topic, one, gathering.fields))
+        appended.then(gathering.done)
+
+    def _note_scheduled(
+        self, topic: Topic, appended: Pending[int], fields: list[batches.Fields]
+    ) -> None:
+        if appended.error is None:
+            self._schedules.added(topic, appended.result(), fields)
 
     # ---- calls of several batches
 
     def _append_parts(
-        self, call: _Call, append: Callable[[list[Entry]], Pending[list[int]]]
+        self, call: Call, append: Callable[[list[Entry]], Pending[list[int]]]
     ) -> Pending[Published]:
         parts = call.parts()
         self._submit(call.target, call.numbers())
-        name, fields, traffic = call.target.topic.name, call.fields, call.target.traffic
+        fields, traffic, topic = call.fields, call.target.traffic, call.target.topic
         entries = [
-            encoded(PartitionId(name, number), [fields[at] for at in part], lane_name(lane))
-            for (number, lane), part in parts
+            encoded(_id_of(call.target, place), [fields[at] for at in part], lane_name(place[1]))
+            for place, part in parts
         ]
         pending: Pending[Published] = Pending()
 
@@ -466,14 +503,18 @@ class Publisher:
                 traffic.messages_failed += len(fields)
                 pending.fail(appended.error)
                 return
-            traffic.messages_in += len(fields)
+            for (place, part), base in zip(parts, appended.result(), strict=True):
+                if place == SCHEDULED:
+                    self._schedules.added(topic, base, [fields[at] for at in part])
+                else:
+                    traffic.messages_in += len(part)
             traffic.bytes_in += call.size
             pending.succeed(call.placed(parts, appended.result()))
 
         append(entries).then(done)
         return pending
 
-    def _append_ready(self, target: _Target, ready: list[Entry]) -> Pending[list[int]]:
+    def _append_ready(self, target: Target, ready: list[Entry]) -> Pending[list[int]]:
         """One atomic append; in the weaker modes, which promise nothing through a crash, one for
         each batch, because an atomic one would wait for the disk."""
         if len(ready) > 1 and not target.is_weak:
@@ -482,7 +523,7 @@ class Publisher:
 
     # ---- idempotency keys
 
-    def _take_once(self, call: _Call, mark_key: bytes) -> Pending[Published]:
+    def _take_once(self, call: Call, mark_key: bytes) -> Pending[Published]:
         """Those of a turn are one append, with their marks."""
         target = call.target
         try:
@@ -504,7 +545,7 @@ class Publisher:
             self._append_once(target)
         return one.pending
 
-    def _append_once(self, target: _Target, numbers: set[int] | None = None) -> None:
+    def _append_once(self, target: Target, numbers: set[int] | None = None) -> None:
         """What waits, if it is for one of these partitions, or for any."""
         if not target.once or (
             numbers is not None
@@ -512,7 +553,7 @@ class Publisher:
         ):
             return
         waiting, target.once, target.once_bytes = target.once, [], 0
-        whole = _Call(
+        whole = Call(
             target,
             [fields for one in waiting for fields in one.call.fields],
             [place for one in waiting for place in one.call.places],
@@ -527,7 +568,8 @@ class Publisher:
                     pending.fail(published.error)
                     continue
                 last = first + len(call.fields)
-                pending.succeed(Published(published.result().placed[first:last]))
+                placed = published.result().placed[first:last]
+                pending.succeed(Published(placed, scheduled=scheduled_in(call.places)))
                 first = last
 
         try:
@@ -538,7 +580,7 @@ class Publisher:
             pending = Pending.failed(error)
         pending.then(done)
 
-    def _repeated(self, target: _Target, mark_key: bytes) -> Pending[Published] | None:
+    def _repeated(self, target: Target, mark_key: bytes) -> Pending[Published] | None:
         """What a publish gets whose key was used before; None when it was not."""
         flying = self._flying.get(mark_key)
         if flying is not None:
@@ -556,61 +598,13 @@ class Publisher:
         self, topic: Topic, mark_key: bytes, mark: keys.Mark
     ) -> Generator[Pending[Any], Any, Published]:
         places = yield from self._idempotency.places(topic, mark_key, mark)
-        return Published([Placed(*place) for place in places], is_duplicate=True)
+        placed = [Placed(max(0, place.partition), *place[1:]) for place in places]
+        scheduled = [at for at, place in enumerate(places) if place.partition == SCHEDULED[0]]
+        return Published(placed, is_duplicate=True, scheduled=frozenset(scheduled))
 
 
-class _Call:
-    """One publish of several records, each with its place: its partition and its lane."""
-
-    __slots__ = ("fields", "places", "size", "sizes", "target")
-
-    def __init__(
-        self,
-        target: _Target,
-        fields: list[batches.Fields],
-        places: list[tuple[int, int]],
-        sizes: list[int],
-    ) -> None:
-        self.target = target
-        self.fields = fields
-        self.places = places
-        self.sizes = sizes
-        self.size = sum(sizes) + RECORD_OVERHEAD_BYTES * len(sizes)
-
-    def numbers(self) -> set[int]:
-        return {number for number, _ in self.places}
-
-    def parts(self) -> list[_Part]:
-        """Places, each with the indexes of its records; several times when they are too many for
-        one batch."""
-        parts: list[_Part] = []
-        # Of each place, the part that is not full, and its size.
-        last: dict[tuple[int, int], tuple[list[int], int]] = {}
-        for at, place in enumerate(self.places):
-            more = self.sizes[at] + RECORD_OVERHEAD_BYTES
-            part, size = last.get(place, ([], BATCH_BYTES))
-            if size + more > BATCH_BYTES:
-                part, size = [], 0
-                parts.append((place, part))
-            part.append(at)
-            last[place] = (part, size + more)
-        return parts
-
-    def placed(self, parts: list[_Part], offsets: list[int]) -> Published:
-        places: dict[int, Placed] = {}
-        for ((number, _), part), base in zip(parts, offsets, strict=True):
-            for delta, at in enumerate(part):
-                places[at] = Placed(number, base + delta, self.fields[at][0])
-        return Published([places[at] for at in range(len(places))])
-
-    def unplaced(self) -> Published:
-        """For who does not wait: the offsets are not known."""
-        return Published(
-            [
-                Placed(number, -1, one[0])
-                for (number, _), one in zip(self.places, self.fields, strict=True)
-            ]
-        )
+def _id_of(target: Target, place: tuple[int, int]) -> PartitionId:
+    return SCHEDULES if place == SCHEDULED else PartitionId(target.topic.name, place[0])
 
 
 def _together(appends: list[Pending[int]]) -> Pending[list[int]]:

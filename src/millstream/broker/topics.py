@@ -153,7 +153,7 @@ class Topics:
         self._ensuring: dict[str, Pending[Topic]] = {}
         self._deleted: list[Callable[[Topic], None]] = []
         self._grown: list[Callable[[Topic], None]] = []
-        self._purged: list[Callable[[Topic], None]] = []
+        self._purged: list[Callable[[Topic], Pending[Any] | None]] = []
 
     # ---- looking
 
@@ -203,8 +203,8 @@ class Topics:
         """Told of a topic that was made, or has more partitions than before."""
         self._grown.append(call)
 
-    def watch_purged(self, call: Callable[[Topic], None]) -> None:
-        """Told of a topic whose records are all gone."""
+    def watch_purged(self, call: Callable[[Topic], Pending[Any] | None]) -> None:
+        """Told of a topic whose records are all gone. The purge is done when what it answers is."""
         self._purged.append(call)
 
     # ---- changing
@@ -366,8 +366,8 @@ class Topics:
             # All in one turn, so that they are in one round.
             trims = [self._engine.trim(id, self._engine.offsets(id).high_watermark) for id in ids]
             yield from trims
-            for call in self._purged:
-                call(topic)
+            ends = [call(topic) for call in self._purged]
+            yield from [end for end in ends if end is not None]
 
     def _forget_settings(self, uuid: uuids.UUID) -> Pending[None]:
         """What this fails to remove, the next start removes."""

@@ -41,8 +41,8 @@ def lane_headers(headers: Headers, lane: int) -> Headers:
 
 
 def lane_name(lane: int) -> str | None:
-    """What a batch of that lane says of it."""
-    return None if lane == NORMAL else LANES[lane]
+    """What a batch of that lane says of it; of none, as that of schedules is, nothing."""
+    return None if lane == NORMAL or lane < 0 else LANES[lane]
 
 
 def lane_unknown(word: str | int, at: int | None = None) -> LaneUnknown:

@@ -35,6 +35,7 @@ from millstream.listeners.http.bodies import UNREADABLE, read_body
 from millstream.listeners.http.parameters import OFFSET_MAX, PARTITION_MAX, SHOWN_MAX
 from millstream.log.batch import Headers
 from millstream.wire.lanes import NORMAL, lane_of_word
+from millstream.wire.times import delay_ms_of, time_ms_of
 
 if TYPE_CHECKING:
     from millstream.broker.delivery_values import Delivered
@@ -69,6 +70,9 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
     # One or the other: two words for one thing.
     lane: str | int | float | None = None
     priority: str | int | float | None = None
+    # When it is to appear in its topic: after so long, or at a time.
+    delay: str | int | float | None = None
+    deliver_at: str | int | float | None = msgspec.field(default=None, name="deliverAt")
 
 
 class Messages(msgspec.Struct, forbid_unknown_fields=True):
@@ -160,10 +164,21 @@ def outgoing(message: Message) -> Outgoing:
         timestamp_ms = _time(timestamp_ms)
     if partition is not None:
         partition = _partition(partition)
-    if message.lane is None and message.priority is None:
+    if message.lane is message.priority is message.delay is message.deliver_at is None:
         return Outgoing(stored_key, value, headers, timestamp_ms, partition)
     lane = lane_said(message.lane, message.priority)
-    return Outgoing(stored_key, value, headers, timestamp_ms, partition, lane)
+    later = delay_said(message.delay, message.deliver_at)
+    return Outgoing(stored_key, value, headers, timestamp_ms, partition, lane, *later)
+
+
+def delay_said(
+    delay: str | float | None, deliver_at: str | float | None
+) -> tuple[int | None, int | None]:
+    """In milliseconds. Both at once, the publisher refuses."""
+    return (
+        None if delay is None else delay_ms_of(delay),
+        None if deliver_at is None else time_ms_of(deliver_at),
+    )
 
 
 def lane_said(lane: str | float | None, priority: str | float | None) -> int:

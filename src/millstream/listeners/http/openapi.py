@@ -52,6 +52,7 @@ TAGS = [
     {"name": "snapshots", "description": "Write a queue to a file of the broker, and read it."},
     {"name": "topics", "description": "Look at topics, make them, change and remove them."},
     {"name": "topic messages", "description": "Publish to topics, and read them."},
+    {"name": "schedules", "description": "Messages that are to appear in their topic later."},
     {"name": "sequential consumers", "description": "Read a topic in order, and go on there."},
     {"name": "groups", "description": "Share a topic among members, and remember how far it is."},
     {"name": "work queues", "description": "Receive from topics by lease, and settle."},

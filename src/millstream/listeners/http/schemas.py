@@ -64,6 +64,11 @@ ANYTHING: Schema = {}
 PARTITION = whole(0, PARTITION_MAX)
 OFFSET = whole()
 TIME = whole()
+# Ten years from now are the limit; the patterns say what is taken today and for long.
+_DATE = "(19[7-9][0-9]|20[0-2][0-9])-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"
+_TIME_OF_DAY = "T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]Z"
+DELAY: Schema = {"anyOf": [whole(0, 3650 * 86_400_000), text(pattern="^[0-9]{1,3}(ms|s|m|h|d)$")]}
+WHEN: Schema = {"anyOf": [whole(0, 10**12), text(pattern=f"^{_DATE}{_TIME_OF_DAY}$")]}
 LANE_SENT: Schema = {"anyOf": [one_of(*LANES), whole(0, len(LANES) - 1)]}
 LANE = one_of(*LANES)
 
@@ -102,6 +107,8 @@ _PLACE_SENT: dict[str, Schema] = {
     ),
     "lane": nullable(LANE_SENT | {"description": "By default `normal`."}),
     "priority": nullable(LANE_SENT | {"description": "Another word for `lane`; not both."}),
+    "delay": nullable(DELAY | {"description": "Appear in the topic after so long."}),
+    "deliverAt": nullable(WHEN | {"description": "Appear in the topic at this time."}),
 }
 _TEXT_KEY: dict[str, Schema] = {"key": nullable(text()), "key_encoding": {"type": "null"}}
 _BYTES_KEY: dict[str, Schema] = {
@@ -141,6 +148,9 @@ MESSAGES_SENT = said(
     "Messages", {"messages": array(MESSAGE_SENT, minItems=1, maxItems=RECORDS_MAX)}, {}
 )
 PLACED = shown("Placed", partition=PARTITION, offset=whole(-1), timestamp_ms=TIME)
+PLACED["properties"]["scheduled"] = BOOLEAN | {
+    "description": "It is to appear later: these are the id of its schedule, and when it is due."
+}
 MESSAGE_READ: Schema = shown(
     "MessageRead",
     partition=PARTITION,

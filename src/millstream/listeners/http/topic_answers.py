@@ -25,6 +25,7 @@ from millstream.listeners.http.bodies import (
 )
 from millstream.listeners.http.later import Later, later
 from millstream.listeners.http.messages import (
+    delay_said,
     header_name,
     idempotency_key,
     lane_said,
@@ -44,7 +45,17 @@ if TYPE_CHECKING:
 HEADERS_IN_QUERY_MAX = 20
 ACKS_PARAMETERS = frozenset(("acks",))
 PUBLISH_PARAMETERS = frozenset(
-    ("acks", "key", "partition", "timestamp_ms", "header", "lane", "priority")
+    (
+        "acks",
+        "key",
+        "partition",
+        "timestamp_ms",
+        "header",
+        "lane",
+        "priority",
+        "delay",
+        "deliverAt",
+    )
 )
 OFFSETS_PARAMETERS = frozenset(("partition", "time"))
 _KEY = frozenset(("key",))
@@ -139,7 +150,8 @@ class TopicAnswers:
         if call.query:
             parameters = Parameters(call.query, PUBLISH_PARAMETERS, _HEADER, _KEY)
             record, acks = _completed(record, parameters), acks_of(parameters)
-        if key is not None or acks == "none":
+        is_later = record.delay_ms is not None or record.deliver_at_ms is not None
+        if key is not None or acks == "none" or is_later:
             published = self._publisher.publish(name, (record,), acks=acks, idempotency_key=key)
             return later(published, _one_answer(name, acks))
         head = b'{"topic":"%b",' % name.encode() + _PLACED[1:]
@@ -204,7 +216,7 @@ def acks_of(parameters: Parameters) -> Acks:
 
 def _completed(record: Outgoing, parameters: Parameters) -> Outgoing:
     """What the body does not say, the query may."""
-    key, value, headers, timestamp_ms, partition, lane = record
+    key, value, headers, timestamp_ms, partition, lane, delay_ms, deliver_at_ms = record
     if key is None and "key" in parameters:
         key = parameters.text("key", "").encode(errors="surrogateescape")
     given_headers = parameters.texts("header")
@@ -239,12 +251,22 @@ def _completed(record: Outgoing, parameters: Parameters) -> Outgoing:
         given_ms if timestamp_ms is None else timestamp_ms,
         given if partition is None else partition,
         lane if given_lane == NORMAL or lane != NORMAL else given_lane,
+        *_later(delay_ms, deliver_at_ms, parameters),
     )
+
+
+def _later(
+    delay_ms: int | None, deliver_at_ms: int | None, parameters: Parameters
+) -> tuple[int | None, int | None]:
+    """What the body says, else the query."""
+    if delay_ms is not None or deliver_at_ms is not None:
+        return delay_ms, deliver_at_ms
+    return delay_said(parameters.text("delay", None), parameters.text("deliverAt", None))
 
 
 def _one_answer(name: str, acks: Acks) -> Callable[[Published], Answer]:
     def answer(published: Published) -> Answer:
-        placed = _PLACED % published.placed[0]
+        placed = _placed(published, 0)
         duplicate = b',"duplicate":true' if published.is_duplicate else b""
         body = b'{"topic":"%b",%b%b}' % (name.encode(), placed[1:-1], duplicate)
         return Answer(202 if acks == "none" else 200, body)
@@ -252,9 +274,17 @@ def _one_answer(name: str, acks: Acks) -> Callable[[Published], Answer]:
     return answer
 
 
+def _placed(published: Published, at: int) -> bytes:
+    page = _PLACED % published.placed[at]
+    return page if at not in published.scheduled else page[:-1] + b',"scheduled":true}'
+
+
 def _many_answer(name: str, acks: Acks) -> Callable[[Published], Answer]:
     def answer(published: Published) -> Answer:
-        listed = b",".join([_PLACED % placed for placed in published.placed])
+        if published.scheduled:
+            listed = b",".join([_placed(published, at) for at in range(len(published.placed))])
+        else:
+            listed = b",".join([_PLACED % placed for placed in published.placed])
         duplicate = b',"duplicate":true' if published.is_duplicate else b""
         body = b'{"topic":"%b","count":%d,"placed":[%b]%b}' % (
             name.encode(),

@@ -30,6 +30,7 @@ from millstream.listeners.http.schemas import (
     AFTER,
     BOOLEAN,
     BYTES,
+    DELAY,
     LANE_SENT,
     MESSAGE_READ,
     MESSAGE_SENT,
@@ -45,6 +46,7 @@ from millstream.listeners.http.schemas import (
     TOPIC_IN_PATH,
     TOPIC_NAME,
     TOPIC_SHOWN,
+    WHEN,
     array,
     nullable,
     one_of,
@@ -67,6 +69,8 @@ _PUBLISH_ERRORS = (
     errors.HeaderInvalid,
     errors.KeyRequired,
     errors.LaneUnknown,
+    errors.DelayInvalid,
+    errors.TooManySchedules,
     errors.IdempotencyKeyInvalid,
     errors.TooManyIdempotencyKeys,
     errors.AppendTooLarge,
@@ -236,13 +240,16 @@ PUBLISH = Form(
         ),
         Parameter("lane", LANE_SENT, "The lane: a name or its number; by default `normal`."),
         Parameter("priority", LANE_SENT, "Another word for `lane`."),
+        Parameter("delay", DELAY, "Appear in the topic after so long: ms, or a text such as `5m`."),
+        Parameter("deliverAt", WHEN, "Appear in the topic at a time: ISO 8601, or ms since 1970."),
         _IDEMPOTENCY_KEY,
     ),
     (Body(MESSAGE_SENT), Body(BYTES, RAW_MEDIA)),
     _PUBLISH_ERRORS,
     "As JSON, or as raw bytes: then the body is the value, and the rest may stand in the query. "
-    "What both say, the body decides. A topic that is not there is made, unless the setting "
-    "`topic_auto_create` is off.",
+    "What both say, the body decides. With a delay, or a time that is not past, the message is "
+    "scheduled: `partition` and `offset` are then the id of the schedule. A topic that is not "
+    "there is made, unless the setting `topic_auto_create` is off.",
 )
 PUBLISH_MANY = Form(
     "Publish many messages, or none",

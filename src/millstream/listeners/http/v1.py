@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import millstream
 from millstream.broker.delivery_values import DeliveryOptions
-from millstream.listeners.http import dead_letter_forms, delivery_forms, group_forms, topic_forms
+from millstream.listeners.http import (
+    dead_letter_forms,
+    delivery_forms,
+    group_forms,
+    schedule_forms,
+    topic_forms,
+)
 from millstream.listeners.http.answer import Answer
 from millstream.listeners.http.batch_answers import BatchAnswers
 from millstream.listeners.http.bodies import json_of
@@ -18,6 +24,7 @@ from millstream.listeners.http.parameters import Parameters
 from millstream.listeners.http.read_answers import Readings
 from millstream.listeners.http.read_streams import Streams
 from millstream.listeners.http.route import JSON_MEDIA, Form, Reply, Route
+from millstream.listeners.http.schedule_answers import ScheduleAnswers
 from millstream.listeners.http.schemas import BOOLEAN, NUMBER, array, shown, text, whole
 from millstream.listeners.http.topic_answers import TopicAnswers
 from millstream.listeners.http.waits import Waits
@@ -30,6 +37,7 @@ if TYPE_CHECKING:
 TOPIC = "/v1/topics/{topic}"
 PARTITION = TOPIC + "/partitions/{partition}"
 CONSUMER = TOPIC + "/consumers/{consumer}"
+DELAYED = TOPIC + "/delayed"
 GROUP = "/v1/groups/{group}"
 DEAD_LETTERS = TOPIC + "/dead-letters"
 DEAD_LETTER = DEAD_LETTERS + "/{partition}/{offset}"
@@ -80,6 +88,7 @@ class V1:
             *self._message_routes(),
             *self._consumer_routes(),
             *self._group_routes(bounds),
+            *self._schedule_routes(),
             *self._delivery_routes(bounds.delivery),
             *self._dead_letter_routes(),
             Route("GET", ("/v1/admin/cluster",), self._cluster, CLUSTER, "admin"),
@@ -197,6 +206,16 @@ class V1:
             Route("GET", ("/v1/redrives",), answers.jobs, forms.JOBS, tag),
             Route("GET", (REDRIVE,), answers.job, forms.JOB, tag),
             Route("DELETE", (REDRIVE,), answers.cancel, forms.CANCEL, tag),
+        )
+
+    def _schedule_routes(self) -> tuple[Route, ...]:
+        answers, forms, tag = ScheduleAnswers(self._broker.schedules), schedule_forms, "schedules"
+        one = (DELAYED + "/{partition}/{offset}",)
+        return (
+            Route("GET", (DELAYED,), answers.delayed, forms.LIST, tag),
+            Route("GET", one, answers.show, forms.SHOW, tag),
+            Route("DELETE", one, answers.cancel, forms.CANCEL, tag),
+            Route("GET", ("/v1/delay/stats",), answers.statistics, forms.STATISTICS, tag),
         )
 
     def _cluster(self, call: Call) -> Answer:
