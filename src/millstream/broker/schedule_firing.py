@@ -195,10 +195,9 @@ class Firing:
             if fields and (size + more > BATCH_BYTES or len(fields) == BATCH_RECORDS):
                 entries.append(_encoded(place, fields))
                 fields, size = [], 0
-            is_own = plan.timestamp_ms is not None and topic.settings.timestamps != "append"
-            fields.append(
-                (plan.timestamp_ms if is_own else now_ms, plan.key, plan.value, plan.headers)
-            )
+            own_ms = plan.timestamp_ms if topic.settings.timestamps == "create" else None
+            time_ms = now_ms if own_ms is None else own_ms
+            fields.append((time_ms, plan.key, plan.value, plan.headers))
             open_[place] = (fields, size + more)
         return entries + [_encoded(place, fields) for place, (fields, _) in open_.items()]
 
