@@ -12,7 +12,8 @@ DATA ?= ./data
 BIN := $(VENV)/bin
 SERVER := $(VENV)/.stamp-server
 DEV := $(VENV)/.stamp-dev
-TWINS := src/millstream/log/_batch src/millstream/wire/_frames
+TWINS := src/millstream/log/_batch src/millstream/log/_placing \
+	src/millstream/engine/_appends src/millstream/wire/_frames
 SOURCES := pyproject.toml constraints.txt setup.py \
 	$(wildcard $(addsuffix *.px*,$(TWINS)))
 
@@ -32,14 +33,15 @@ install: $(SERVER)  ## set up .venv with what a broker needs; leaves .venv/bin/m
 run: $(SERVER)  ## start a broker with its data in ./data
 	$(BIN)/mill serve --data $(DATA)
 
-test: test-compiled test-pure  ## the tests, then those of the codecs on their pure twins
+test: test-compiled test-pure  ## the tests, then those of the twins on their pure side
 
 test-compiled: $(DEV)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
 
 test-pure: $(DEV)
 	MILLSTREAM_PURE=1 $(BIN)/python -m pytest -n $(WORKERS) -q \
-		tests/log/test_batch*.py tests/wire
+		tests/log/test_batch*.py tests/log/test_placing.py tests/log/test_journal.py \
+		tests/log/test_segment.py tests/log/test_partition.py tests/engine tests/wire
 
 test-faults: $(DEV)  ## every test, with the full set of crashes and broken disks
 	MILLSTREAM_FAULTS=full $(BIN)/python -m pytest -n $(WORKERS) --timeout 7200

@@ -11,8 +11,13 @@ from glob import glob
 
 from setuptools import Extension, setup
 
-# Batches of records; WebSocket frames.
-TWINS = ("millstream.log._batch", "millstream.wire._frames")
+# Batches of records; where they are placed, and group commit, which needs that; WebSocket frames.
+TWINS = (
+    "millstream.log._batch",
+    "millstream.log._placing",
+    "millstream.engine._appends",
+    "millstream.wire._frames",
+)
 
 
 def twins() -> list[Extension]:
@@ -27,7 +32,10 @@ def twin(name: str) -> Extension:
     return Extension(
         name,
         [source],
-        depends=sorted(glob(source.replace(".pyx", "_*.pxi"))),
+        # What is included, and what any of them may know of another.
+        depends=sorted(
+            glob(source.replace(".pyx", "_*.pxi")) + glob("src/**/*.pxd", recursive=True)
+        ),
         optional=True,
         extra_compile_args=["-O3"],
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from millstream.log import batch as batches
 from millstream.log.compaction import CompactionJob, Source, compact
 from millstream.log.disk import Disk, SystemDisk
-from millstream.log.journal import batch_entry, producer_ids_entry
+from millstream.log.journal import producer_ids_entry
 from millstream.log.partition import Partition, PartitionId, PartitionSettings
 from millstream.log.store import Store, StoreOptions, open_store
 
@@ -73,7 +73,7 @@ def build_crashed(root: str | Path, *, frames: int = 2) -> None:
     for number in range(frames):
         data = batch(BATCHES + number)
         placed = partition.reserve(data, batches.read_header(data), NOW_MS)
-        store.journal.write([*batch_entry(partition, placed), *producer_ids_entry(1000 + number)])
+        store.journal.write([placed, *producer_ids_entry(1000 + number)])
         store.journal.sync()
     store.close()
 

@@ -10,13 +10,11 @@ from millstream.errors import AppendTooLarge
 from millstream.log import journal as journals
 from millstream.log.journal import (
     BODY_BYTES_MAX,
-    ENTRY,
     FRAME,
     Damage,
     Frame,
     Journal,
     Kind,
-    batch_entry,
     find_torn,
     journal_files,
     producer_ids_entry,
@@ -24,6 +22,7 @@ from millstream.log.journal import (
     trim_entry,
 )
 from millstream.log.partition import Partition, PartitionId, PartitionSettings
+from millstream.log.placing import ENTRY
 
 DIRECTORY = "/journal"
 FILE_BYTES = 1000
@@ -85,9 +84,7 @@ def test_entries_come_back_as_they_were_written() -> None:
     data = batch(b"a", b"b")
     placed = partition.reserve(data, header_of(data), 0)
     journal = new_journal(disk)
-    journal.write(
-        [*batch_entry(partition, placed), *trim_entry(UUID, 3, 77), *producer_ids_entry(2000)]
-    )
+    journal.write([placed, *trim_entry(UUID, 3, 77), *producer_ids_entry(2000)])
     [frame] = frames(disk)
     kinds = [one.kind for one in frame.entries]
     assert kinds == [Kind.BATCH, Kind.TRIM, Kind.PRODUCER_IDS]

@@ -9,7 +9,8 @@ from log.making import NOW_MS, Sender, batch, header_of, offsets, values
 from millstream.errors import LogDamaged, OffsetOutOfRange, SequenceOutOfOrder
 from millstream.log.index import SPAN_MAX
 from millstream.log.partition import DAY_MS, Partition, PartitionId, PartitionSettings
-from millstream.log.segment import Placed, Segment
+from millstream.log.placing import Placed
+from millstream.log.segment import Segment
 
 SMALL = PartitionSettings(segment_bytes=500)
 

@@ -9,10 +9,10 @@ from log.making import NOW_MS, batch, header_of, records, split
 from millstream.errors import LogDamaged
 from millstream.log import batch as batches
 from millstream.log.checks import BLOCK_BYTES
+from millstream.log.placing import Placed
 from millstream.log.segment import (
     Intervals,
     NotCached,
-    Placed,
     Scanner,
     Segment,
     parse_log_name,
@@ -36,9 +36,9 @@ def new_segment(
 
 def append(segment: Segment, data: bytes, offset: int | None = None) -> None:
     offset = segment.next_offset if offset is None else offset
-    prefix, rest = batches.placed(data, offset, 0)
     header = header_of(data)
-    segment.write([Placed(segment, segment.size, offset, prefix, rest, header, len(data))])
+    placed = Placed(segment, segment.size, offset, leader_epoch=0, data=data, header=header)
+    segment.write([placed])
 
 
 def seal(segment: Segment) -> Segment:

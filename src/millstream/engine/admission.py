@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from millstream.errors import AppendTooLarge
 from millstream.log import batch as batches
-from millstream.log.journal import BODY_BYTES_MAX, ENTRY
+from millstream.log.journal import BODY_BYTES_MAX
+from millstream.log.placing import ENTRY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

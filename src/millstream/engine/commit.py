@@ -23,6 +23,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from millstream.engine import appends
 from millstream.engine.operations import Append, Atomic, Note, Operation
 from millstream.errors import (
     DiskFull,
@@ -32,7 +33,6 @@ from millstream.errors import (
     StorageFailed,
     TooManyFiles,
 )
-from millstream.log import journal as journals
 from millstream.log.disk import SyncFailed
 from millstream.log.store import topic_unknown
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from millstream.clock import Clock
     from millstream.engine.scheduler import Scheduler
     from millstream.engine.slices import Slices
-    from millstream.log.partition import Mark, Partition, SyncJob
-    from millstream.log.segment import Placed
+    from millstream.log.partition import Partition, SyncJob
+    from millstream.log.placing import Mark, Placed
     from millstream.log.store import Store
 
 # A frame stays below this unless one atomic append is larger: it bounds a round's memory and
@@ -72,7 +72,9 @@ class _Round:
     journalled: dict[Partition, list[Placed]] = field(default_factory=dict)
     direct: dict[Partition, list[Placed]] = field(default_factory=dict)
     marks: dict[Partition, Mark] = field(default_factory=dict)
-    buffers: list[bytes | memoryview] = field(default_factory=list)
+    entries: list[Placed | bytes | memoryview] = field(default_factory=list)
+    # Of the frame, once it is written.
+    frame_bytes: int = 0
     syncs: list[SyncJob] = field(default_factory=list)
 
 
@@ -199,7 +201,7 @@ class Committer:
     def _end_turn(self) -> None:
         turn, self._turn = self._turn, []
         direct: dict[Partition, list[Append]] = {}
-        for operation in turn:
+        for operation in turn[self._queue_first(turn) :]:
             if type(operation) is Append:
                 partition = operation.partition
                 if partition.settings.fsync == "every" or partition.queued:
@@ -221,6 +223,13 @@ class Committer:
             self._write_direct(partition, operations)
         if not self._is_busy:
             self._next()
+
+    def _queue_first(self, turn: list[Operation]) -> int:
+        """How many operations at the start of a turn are in the queue by now: often all."""
+        count = appends.queue(turn, self._queue)
+        if count and appends.largest_of(turn[:count]) >= self._bypass_bytes:
+            self._is_plain = False
+        return count
 
     def _write_direct(self, partition: Partition, operations: list[Append]) -> None:
         """Modes `interval` and `none`: written is all that the answer promises."""
@@ -353,7 +362,7 @@ class Committer:
         error: BaseException | None,
         syncs: Sequence[SyncJob] = (),
     ) -> None:
-        self._queue_bytes -= sum([operation.size for operation in operations])
+        self._queue_bytes -= appends.size_of(operations)
         end_syncs(syncs, error)
         if error is not None:
             self.fail(f"a sync failed: {error}")
@@ -364,19 +373,37 @@ class Committer:
             return
         round_ = _Round()
         now_ms = self._clock.wall_ms()
-        direct = {
-            operation.partition
-            for operation in operations
-            if operation.size >= self._bypass_bytes and isinstance(operation, Append)
-        }
-        for operation in operations:
+        direct: set[Partition] = set()
+        if appends.largest_of(operations) >= self._bypass_bytes:
+            direct = {
+                operation.partition
+                for operation in operations
+                if isinstance(operation, Append) and operation.size >= self._bypass_bytes
+            }
+        at = 0
+        while at < len(operations):
+            if not direct:
+                first = at
+                at = appends.place(
+                    operations,
+                    first,
+                    now_ms,
+                    round_.marks,
+                    journalled=round_.journalled,
+                    entries=round_.entries,
+                )
+                round_.operations += operations[first:at]
+                if at == len(operations):
+                    break
+            operation = operations[at]
+            at += 1
             try:
                 if isinstance(operation, Append):
                     self._place(round_, operation, now_ms, direct)
                 elif isinstance(operation, Atomic):
                     self._place_all(round_, operation, now_ms)
                 else:
-                    round_.buffers += _entry_of(operation)
+                    round_.entries += _entry_of(operation)
             except MillstreamError as refusal:
                 self._release((operation,))
                 operation.fail(refusal)
@@ -405,7 +432,7 @@ class Committer:
         if partition in direct:
             round_.direct.setdefault(partition, []).append(placed)
             return
-        round_.buffers += journals.batch_entry(partition, placed)
+        round_.entries.append(placed)
         ones = round_.journalled.get(partition)
         if ones is None:
             round_.journalled[partition] = [placed]
@@ -415,7 +442,7 @@ class Committer:
     def _place_all(self, round_: _Round, operation: Atomic, now_ms: int) -> None:
         """All parts of an atomic append, or none of them."""
         marks: dict[Partition, tuple[Mark, int]] = {}
-        buffers = len(round_.buffers)
+        entries = len(round_.entries)
         try:
             for part in operation.parts:
                 if part.partition not in marks:
@@ -423,7 +450,7 @@ class Committer:
                     marks[part.partition] = (part.partition.mark(), count)
                 self._place(round_, part, now_ms, set())
         except (MillstreamError, OSError):
-            del round_.buffers[buffers:]
+            del round_.entries[entries:]
             for partition, (mark, count) in marks.items():
                 partition.rollback(mark)
                 if count:
@@ -447,9 +474,9 @@ class Committer:
                 partition.write_new(placed)
             except OSError as error:
                 self._take_back(round_, [partition], error)
-        if round_.buffers and self.failure is None:
+        if round_.entries and self.failure is None:
             try:
-                self._store.journal.write(round_.buffers)
+                round_.frame_bytes = self._store.journal.write(round_.entries)
             except OSError as error:
                 self._take_back(round_, list(round_.journalled), error, notes=True)
         if self.failure is not None or not round_.operations:
@@ -458,7 +485,7 @@ class Committer:
             self._ended()
             return
         round_.syncs = [partition.begin_sync() for partition in round_.direct]
-        has_frame = bool(round_.buffers)
+        has_frame = bool(round_.entries)
 
         def sync() -> None:
             if has_frame:
@@ -479,7 +506,7 @@ class Committer:
             round_.direct.pop(partition, None)
         gone = set(partitions)
         if notes:
-            round_.buffers.clear()
+            round_.entries.clear()
         refused = [
             operation
             for operation in round_.operations
@@ -501,28 +528,28 @@ class Committer:
             self._ended()
             return
         self.counts.rounds += 1
-        for partition, placed in round_.journalled.items():
-            partition.unapplied += placed
-            self._unapplied[partition] = None
-        for ones in (round_.journalled, round_.direct):
-            for partition, placed in ones.items():
-                partition.settle()
-                partition.advance(placed[-1])
-        self._unapplied_bytes += sum(map(len, round_.buffers))
+        appends.advance(round_.journalled, self._unapplied)
+        for partition, placed in round_.direct.items():
+            partition.settle()
+            partition.advance(placed[-1])
+        self._unapplied_bytes += round_.frame_bytes
         self._advanced([*round_.journalled, *round_.direct])
-        counts = self.counts
-        for operation in round_.operations:
-            if type(operation) is Append:
-                operation.partition.queued -= 1
-                counts.appends += 1
-                counts.bytes += operation.size
-                operation.pending.succeed(operation.offset)
-            else:
+        self._answer(round_.operations)
+        self._ended()
+
+    def _answer(self, operations: list[Operation]) -> None:
+        at = 0
+        while at < len(operations):
+            first, at = at, appends.answer(operations, at)
+            self.counts.appends += at - first
+            self.counts.bytes += appends.size_of(operations[first:at])
+            if at < len(operations):
+                operation = operations[at]
                 self._release((operation,))
                 if isinstance(operation, Atomic):
                     self._count(operation)
                 operation.succeed()
-        self._ended()
+                at += 1
 
     def _ended(self) -> None:
         self._is_busy = False

@@ -4,36 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from millstream.engine.pending import Pending
+from millstream.engine.appends import Append, Pending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from millstream.log.batch import Data, Header
     from millstream.log.partition import Partition
 
 
-class Append:
-    """One batch for one partition."""
-
-    __slots__ = ("data", "header", "offset", "partition", "pending", "size")
-
-    def __init__(self, partition: Partition, data: Data, header: Header) -> None:
-        self.partition = partition
-        self.data = data
-        self.header = header
-        self.size = len(data)
-        self.pending: Pending[int] = Pending()
-        self.offset = -1
-
-    def partitions(self) -> Iterable[Partition]:
-        return (self.partition,)
-
-    def succeed(self) -> None:
-        self.pending.succeed(self.offset)
-
-    def fail(self, error: BaseException) -> None:
-        self.pending.fail(error)
+__all__ = ["Append", "Atomic", "Note", "Operation"]
 
 
 class Atomic:

@@ -19,6 +19,8 @@ from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_SET_ITEM
+from cpython.type cimport PyType_GenericAlloc
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport (
     INT32_MAX, INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -44,6 +46,7 @@ cdef enum:
     APPEND_TIME_MASK = 0x08
     CONTROL_MASK = 0x20
     RECORD_BYTES_MIN = 7
+    CRC_BY_TABLE_BYTES_MAX = 512
     FAULT_VARINT = 1
     FAULT_LENGTH = 2
     FAULT_OFFSET = 3
@@ -313,9 +316,7 @@ cdef bytes plain_batch(Memory out, Py_ssize_t count, int64_t base_time, int64_t 
     store64(at + 35, max_time)
     store32(at + 57, <uint32_t>count)
     memcpy(at + HEADER_BYTES, out.start, size)
-    store32(at + 17, _crc32c(
-        PyMemoryView_FromMemory(<char *>at + CRC_START, HEADER_BYTES - CRC_START + size, PyBUF_READ)
-    ))
+    store32(at + 17, crc_of(at + CRC_START, HEADER_BYTES - CRC_START + size))
     return batch
 
 

@@ -23,6 +23,10 @@ cdef inline uint32_t big32(const uint8_t *at) noexcept nogil:
     return (<uint32_t>at[0] << 24) | (<uint32_t>at[1] << 16) | (<uint32_t>at[2] << 8) | at[3]
 
 
+cdef inline uint32_t little32(const uint8_t *at) noexcept nogil:
+    return at[0] | (<uint32_t>at[1] << 8) | (<uint32_t>at[2] << 16) | (<uint32_t>at[3] << 24)
+
+
 cdef inline int64_t big64(const uint8_t *at) noexcept nogil:
     return <int64_t>((<uint64_t>big32(at) << 32) | big32(at + 4))
 
@@ -59,12 +63,30 @@ cdef inline void load(Head *head, const uint8_t *at) noexcept nogil:
     head.count = <int32_t>big32(at + 57)
 
 
-cdef inline object header_of(Head *head):
-    return new_tuple(Header, (
-        head.base_offset, head.length, head.leader_epoch, head.magic, head.crc, head.attributes,
-        head.last_offset_delta, head.base_timestamp, head.max_timestamp, head.producer_id,
-        head.producer_epoch, head.base_sequence, head.count,
-    ))
+cdef object header_of(Head *head):
+    # As Header(...), without the tuple that it would be made of.
+    cdef object header = PyType_GenericAlloc(Header, 13)
+    fill(header, 0, head.base_offset)
+    fill(header, 1, head.length)
+    fill(header, 2, head.leader_epoch)
+    fill(header, 3, head.magic)
+    fill(header, 4, head.crc)
+    fill(header, 5, head.attributes)
+    fill(header, 6, head.last_offset_delta)
+    fill(header, 7, head.base_timestamp)
+    fill(header, 8, head.max_timestamp)
+    fill(header, 9, head.producer_id)
+    fill(header, 10, head.producer_epoch)
+    fill(header, 11, head.base_sequence)
+    fill(header, 12, head.count)
+    return header
+
+
+cdef inline int fill(object header, Py_ssize_t index, int64_t number) except -1:
+    cdef object item = number
+    Py_INCREF(item)
+    PyTuple_SET_ITEM(header, index, item)
+    return 0
 
 
 cdef inline bint counts_fit(Head *head, bint exact) noexcept nogil:
@@ -89,7 +111,56 @@ cdef bint sound(Head *head, const uint8_t *at, bint exact) except -1:
 
 cdef inline uint32_t checksum(const uint8_t *at, Head *head) except? 0:
     cdef Py_ssize_t size = <Py_ssize_t>head.length + HEADER_BYTES - LENGTH_MIN - CRC_START
-    return _crc32c(PyMemoryView_FromMemory(<char *>at + CRC_START, size, PyBUF_READ))
+    return crc_of(at + CRC_START, size)
+
+
+cdef uint32_t[8][256] crc_tables
+
+
+cdef int fill_crc_tables() except -1:
+    """CRC-32C eight bytes at a time: table n is of a byte that n others come after."""
+    cdef uint32_t crc
+    cdef int byte, bit, table
+    for byte in range(256):
+        crc = byte
+        for bit in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+        crc_tables[0][byte] = crc
+    for table in range(1, 8):
+        for byte in range(256):
+            crc = crc_tables[table - 1][byte]
+            crc_tables[table][byte] = (crc >> 8) ^ crc_tables[0][crc & 0xFF]
+    return 0
+
+
+cdef uint32_t crc_of(const uint8_t *at, Py_ssize_t size) except? 0:
+    """A call of the library costs as much as some hundred bytes do by table."""
+    if size > CRC_BY_TABLE_BYTES_MAX:
+        return _crc32c(PyMemoryView_FromMemory(<char *>at, size, PyBUF_READ))
+    cdef uint32_t crc = ~<uint32_t>0, low, high
+    while size >= 8:
+        low = crc ^ little32(at)
+        high = little32(at + 4)
+        crc = (
+            crc_tables[7][low & 0xFF]
+            ^ crc_tables[6][(low >> 8) & 0xFF]
+            ^ crc_tables[5][(low >> 16) & 0xFF]
+            ^ crc_tables[4][low >> 24]
+            ^ crc_tables[3][high & 0xFF]
+            ^ crc_tables[2][(high >> 8) & 0xFF]
+            ^ crc_tables[1][(high >> 16) & 0xFF]
+            ^ crc_tables[0][high >> 24]
+        )
+        at += 8
+        size -= 8
+    while size > 0:
+        crc = (crc >> 8) ^ crc_tables[0][(crc ^ at[0]) & 0xFF]
+        at += 1
+        size -= 1
+    return ~crc
+
+
+fill_crc_tables()
 
 
 # ---- records
@@ -272,7 +343,7 @@ cdef class Opened:
 
 
 cdef Opened open_batch(object data, object inflated_bytes_max, bint check_crc):
-    cdef Opened batch = Opened()
+    cdef Opened batch = Opened.__new__(Opened)
     cdef const uint8_t *start
     PyObject_GetBuffer(data, &batch.raw, PyBUF_SIMPLE)
     start = <const uint8_t *>batch.raw.buf

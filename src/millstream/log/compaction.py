@@ -23,7 +23,8 @@ from millstream.log import batch as batches
 from millstream.log.child import work_for_parent
 from millstream.log.disk import Disk, read_file
 from millstream.log.partition import remove_segment_files
-from millstream.log.segment import Intervals, Placed, Segment, read_seal, seal_job
+from millstream.log.placing import Placed
+from millstream.log.segment import Intervals, Segment, read_seal, seal_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -259,9 +260,10 @@ def batches_of(segment: Segment) -> Iterator[tuple[int, Header, memoryview]]:
 
 def _placed(target: Segment, position: int, source: Header, data: bytes | memoryview) -> Placed:
     header = source if isinstance(data, memoryview) else batches.read_header(data)
-    view = memoryview(data)
-    prefix, rest = bytes(view[:16]), view[16:]
-    return Placed(target, position, header.base_offset, prefix, rest, header, len(view))
+    epoch = header.leader_epoch
+    return Placed(
+        target, position, header.base_offset, leader_epoch=epoch, data=data, header=header
+    )
 
 
 def main() -> None:

@@ -38,19 +38,25 @@ from crc32c import crc32c
 
 from millstream.errors import AppendTooLarge
 from millstream.log.disk import Disk, close_file, write_all
+from millstream.log.placing import (
+    BATCH_KIND,
+    ENTRY,
+    body_bytes,
+    entry_buffers,
+    joined_entries,
+)
 from millstream.log.segment import JOIN_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from millstream.log.partition import Partition
-    from millstream.log.segment import Placed
+    from millstream.log.batch import Data
+    from millstream.log.placing import Placed
 
 FRAME = struct.Struct(">IIIQQ")
 _PLACE = struct.Struct(">QQ")
 FRAME_MAGIC = 0x4D534A46
 _MAGIC_BYTES = FRAME_MAGIC.to_bytes(4, "big")
-ENTRY = struct.Struct(">B16siqqqI")
 
 # The largest body: what one atomic append may hold, and what a reader allocates for a frame.
 BODY_BYTES_MAX = 64 * 1024 * 1024
@@ -59,13 +65,9 @@ FILL_BYTES = 1024 * 1024
 
 
 class Kind(IntEnum):
-    BATCH = 1
+    BATCH = BATCH_KIND
     TRIM = 2
     PRODUCER_IDS = 3
-
-
-# As a plain number it is packed in half the time.
-_BATCH = int(Kind.BATCH)
 
 
 class Entry(NamedTuple):
@@ -101,21 +103,6 @@ class JournalFile(NamedTuple):
 
 def file_name(first: int) -> str:
     return f"{first:020d}.journal"
-
-
-def batch_entry(partition: Partition, placed: Placed) -> tuple[bytes, bytes, bytes | memoryview]:
-    """The buffers of one batch, for `Journal.write`."""
-    segment, position, base_offset, prefix, rest, _, size = placed
-    head = ENTRY.pack(
-        _BATCH,
-        partition.uuid,
-        partition.id.number,
-        segment.base_offset,
-        position,
-        base_offset,
-        size,
-    )
-    return head, prefix, rest
 
 
 def trim_entry(uuid: bytes, partition: int, start_offset: int) -> tuple[bytes]:
@@ -171,9 +158,10 @@ class Journal:
         is_filling = current is None or self.position - current.name.first > current.size // 2
         return is_filling and self._disk.size_of(self._spare) != self.file_bytes
 
-    def write(self, buffers: Sequence[bytes | memoryview]) -> None:
-        """Write one frame at the end. No frame is there when it fails."""
-        length = sum(map(len, buffers))
+    def write(self, entries: Sequence[Placed | bytes | memoryview]) -> int:
+        """Write one frame at the end, and answer how long its body is. No frame is there when it
+        fails."""
+        length = body_bytes(entries)
         if length > BODY_BYTES_MAX:
             raise AppendTooLarge(
                 f"an append of {length} bytes does not fit in one journal frame "
@@ -181,15 +169,22 @@ class Journal:
                 limit_bytes=BODY_BYTES_MAX,
             )
         current = self._room_for(FRAME.size + length)
-        if length <= JOIN_BYTES * len(buffers):
-            buffers = [b"".join(buffers)]
         position, previous = self.position, self._previous
         crc = crc32c(_PLACE.pack(position, previous))
-        for buffer in buffers:
-            crc = crc32c(buffer, crc)
-        head = FRAME.pack(FRAME_MAGIC, length, crc, position, previous)
-        write_all(self._disk, current.file, [head, *buffers], position - current.name.first)
+        buffers: list[Data]
+        if length <= JOIN_BYTES * len(entries):
+            frame = joined_entries(entries, FRAME.size)
+            crc = crc32c(memoryview(frame)[FRAME.size :], crc)
+            FRAME.pack_into(frame, 0, FRAME_MAGIC, length, crc, position, previous)
+            buffers = [frame]
+        else:
+            buffers = list(entry_buffers(entries))
+            for buffer in buffers:
+                crc = crc32c(buffer, crc)
+            buffers.insert(0, FRAME.pack(FRAME_MAGIC, length, crc, position, previous))
+        write_all(self._disk, current.file, buffers, position - current.name.first)
         self.position = self._previous = position + FRAME.size + length
+        return length
 
     def sync(self) -> None:
         """Make every frame written so far durable. Runs in a thread, never beside `write`."""

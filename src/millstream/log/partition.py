@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from millstream.errors import LogDamaged, OffsetOutOfRange
 from millstream.log import batch as batches
 from millstream.log.disk import sync_written
-from millstream.log.index import NO_TIMESTAMP, SPAN_MAX
-from millstream.log.producers import Producer, Producers, has_sequence
+from millstream.log.index import NO_TIMESTAMP
+from millstream.log.placing import End, Mark, Placed, key_of
+from millstream.log.producers import Producers, has_sequence
 from millstream.log.segment import (
     Chunk,
     Intervals,
     Loaded,
-    Placed,
     SealJob,
     Segment,
     seal_job,
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from millstream.log.disk import Disk
 
 FsyncMode: TypeAlias = Literal["every", "interval", "none"]
-
-# As Placed(...) and Mark(...), in half the time: each append makes one of the first.
-_new = tuple.__new__
 
 DAY_MS = 24 * 60 * 60 * 1000
 
@@ -69,16 +66,6 @@ class PartitionSettings:
     compact: bool = False
     tombstone_age_ms: int = DAY_MS
     batch_bytes_max: int = 1024 * 1024 + 12
-
-
-class Mark(NamedTuple):
-    """Where a partition stood before a round of appends."""
-
-    next_offset: int
-    tail: int
-    segments: int
-    epochs: int
-    undo: int
 
 
 class Closing(NamedTuple):
@@ -159,34 +146,20 @@ class SweepJob:
         self.partition.doomed.extend(self.swept)
 
 
-class Partition:
+class Partition(End):
     __slots__ = (
-        "changed",
         "closing",
         "compacted_to",
         "directory",
         "disk",
         "doomed",
-        "epochs",
-        "high_watermark",
         "id",
-        "is_closed",
-        "is_stuck",
-        "leader_epoch",
         "names_made",
         "names_synced",
-        "next_offset",
         "producers",
-        "queued",
-        "segments",
-        "settings",
         "start_offset",
         "synced_to",
-        "tail",
-        "unapplied",
-        "undo",
         "uuid",
-        "visible",
         "weak_to",
     )
 
@@ -200,42 +173,22 @@ class Partition:
         settings: PartitionSettings,
         leader_epoch: int,
     ) -> None:
+        super().__init__(key_of(uuid, id.number), settings, leader_epoch)
         self.disk = disk
         self.directory = directory
         self.id = id
         self.uuid = uuid
-        self.settings = settings
-        self.leader_epoch = leader_epoch
-        self.segments: list[Segment] = []
         self.start_offset = 0
-        # The end as reserved: the next offset to give, and its position in the last segment.
-        self.next_offset = 0
-        self.tail = 0
-        # The end as readers see it: an offset, and the segment and position that it means.
-        self.high_watermark = 0
-        self.visible: tuple[Segment | None, int] = (None, 0)
-        # The first offset of each leader epoch that wrote here.
-        self.epochs: list[tuple[int, int]] = []
         self.producers = Producers()
-        self.undo: list[tuple[int, Producer | None]] = []
-        # Durable in the journal, not yet in the segment: written before the next read.
-        self.unapplied: list[Placed] = []
-        # Whether there was no room for them: then no more are taken until there is.
-        self.is_stuck = False
         self.closing: list[Closing] = []
         self.doomed: list[Doomed] = []
         self.compacted_to = 0
-        # Whether the checkpoint's entry for this partition is out of date.
-        self.changed = True
         # How many segments this process has made here; and how many of their names are synced.
         self.names_made = 0
         self.names_synced = 0
-        # Appends that wait for a round of the engine: those that follow must wait too.
-        self.queued = 0
         # Written without journal or sync up to here; and synced after that up to here.
         self.weak_to = 0
         self.synced_to = 0
-        self.is_closed = False
 
     @property
     def has_weak_tail(self) -> bool:
@@ -279,36 +232,20 @@ class Partition:
 
     def reserve(self, data: Data, header: Header, now_ms: int) -> Placed:
         """Give a verified batch its offset and place."""
-        size = len(data)
-        active, settings = self.segments[-1], self.settings
         base_offset = self.next_offset
-        next_offset = base_offset + header.last_offset_delta + 1
-        if self.tail and (
-            self.tail + size > settings.segment_bytes
-            or now_ms - active.created_ms >= settings.segment_age_ms
-            or next_offset - active.base_offset > SPAN_MAX
-        ):
+        if self.begins_segment(len(data), header.last_offset_delta, now_ms):
             self.roll(now_ms)
-            active = self.segments[-1]
-        prefix, rest = batches.placed(data, base_offset, self.leader_epoch)
-        placed = _new(Placed, (active, self.tail, base_offset, prefix, rest, header, size))
+        placed = self.reserve_place(data, header)
         if header.producer_id >= 0 and has_sequence(header):
             before = self.producers.note(header, base_offset, now_ms)
             self.undo.append((header.producer_id, before))
         if not self.epochs or self.epochs[-1][0] != self.leader_epoch:
             self.epochs.append((self.leader_epoch, base_offset))
-        self.tail += size
-        self.next_offset = next_offset
-        self.changed = True
         return placed
 
     def duplicate_of(self, header: Header) -> int | None:
         """The offset of the batch that this one repeats. Raises when the sequence is wrong."""
         return self.producers.check(header) if has_sequence(header) else None
-
-    def mark(self) -> Mark:
-        ends = (self.next_offset, self.tail, len(self.segments), len(self.epochs), len(self.undo))
-        return _new(Mark, ends)
 
     def rollback(self, mark: Mark) -> None:
         """Take back every `reserve` since the mark. None of them may have been written."""
@@ -322,10 +259,6 @@ class Partition:
             segment.close()
             self._unlink(segment.path + ".log")
         self.next_offset, self.tail = mark.next_offset, mark.tail
-
-    def settle(self) -> None:
-        """The reservations since the last call are final."""
-        self.undo.clear()
 
     def write(self, run: Sequence[Placed]) -> None:
         """Write reserved batches, in order. What an earlier call wrote is skipped."""
@@ -371,13 +304,6 @@ class Partition:
             self.write(self.unapplied)
             self.unapplied.clear()
             self.is_stuck = False
-
-    def advance(self, placed: Placed) -> None:
-        """Readers may now see this batch and all before it."""
-        next_offset = placed.next_offset
-        assert next_offset > self.high_watermark
-        self.high_watermark = next_offset
-        self.visible = (placed.segment, placed.position + placed.size)
 
     def append(self, data: bytes, now_ms: int) -> int:
         """All three steps at once, for a partition without a journal. Answers the offset."""

@@ -48,11 +48,13 @@ from millstream.log.disk import (
     write_synced,
 )
 from millstream.log.index import NO_TIMESTAMP, SPAN_MAX, OffsetIndex, TimeIndex
+from millstream.log.placing import joined_batches, next_noted, segment_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from millstream.log.batch import Header
+    from millstream.log.batch import Data, Header
+    from millstream.log.placing import Placed
 
     Visit: TypeAlias = Callable[[Header], None]
 
@@ -74,22 +76,6 @@ class Chunk(NamedTuple):
 
     data: memoryview
     next_offset: int
-
-
-class Placed(NamedTuple):
-    """A batch that has been given its place: what goes to the journal and to the segment."""
-
-    segment: Segment
-    position: int
-    base_offset: int
-    prefix: bytes
-    rest: bytes | memoryview
-    header: Header
-    size: int
-
-    @property
-    def next_offset(self) -> int:
-        return self.base_offset + self.header.last_offset_delta + 1
 
 
 @dataclass(slots=True)
@@ -288,23 +274,21 @@ class Segment:
         assert self.loaded is not None
         assert run[0].position == self.size
         loaded = self.loaded
-        buffers: list[bytes | memoryview] = []
-        for _, _, _, prefix, rest, _, _ in run:
-            buffers += (prefix, rest)
         last = run[-1]
         end = last.position + last.size
-        if end - self.size <= JOIN_BYTES * len(run):
-            buffers = [b"".join(buffers)]
+        is_small = end - self.size <= JOIN_BYTES * len(run)
+        buffers: list[Data] = [joined_batches(run)] if is_small else list(segment_buffers(run))
         write_all(self.disk, loaded.file, buffers, self.size)
         self.dirty = True
-        index_bytes = self.intervals.index_bytes
-        for _, position, base_offset, _, _, header, _ in run:
-            if (
-                position - self.last_indexed >= index_bytes
-                or header.max_timestamp > self.max_timestamp
-                or self.last_indexed < 0
-            ):
-                self._note(loaded, header, base_offset, position)
+        at = 0
+        while True:
+            at = next_noted(
+                run, at, self.last_indexed, self.intervals.index_bytes, self.max_timestamp
+            )
+            if at == len(run):
+                break
+            self._note(loaded, run[at].header, run[at].base_offset, run[at].position)
+            at += 1
         self.size = end
         self.next_offset = last.next_offset
 
