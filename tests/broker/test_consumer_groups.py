@@ -261,6 +261,13 @@ def test_what_makes_no_sense_is_refused(changes: dict[str, Any]) -> None:
     assert Member(kafka_house(), "a").refused(**changes) == "parameter_invalid"
 
 
+def test_ids_that_clients_chose_may_have_all_that_can_be_seen() -> None:
+    house = kafka_house()
+    assert Member(house, "n+H/zA==").join().numbers == [0, 1, 2, 3]
+    joining = Member(house, "a\n")
+    assert joining.refused(topics=frozenset(("orders",))) == "parameter_invalid"
+
+
 def test_the_broker_gives_an_id_to_who_has_none() -> None:
     house = kafka_house()
     beaten = Member(house, "").join().beat

@@ -207,6 +207,12 @@ def _knows(house: House, worker: Worker) -> bool:
     }
 
 
+def test_a_worker_whose_id_has_anything_in_it_gets_records() -> None:
+    house = share_house()
+    publish(house, "1")
+    assert Worker(house, "n+H/zA==").join().values() == ["1"]
+
+
 def test_a_new_session_voids_the_one_before() -> None:
     house = share_house()
     worker = Worker(house).join()

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millstream.broker.group_values import check_group_name
-from millstream.broker.joining import CLIENT_ID, TOPICS_MAX
+from millstream.broker.joining import CLIENT_ID, MEMBER_ID, TOPICS_MAX
 from millstream.broker.membership import Member
 from millstream.broker.polling import Session
 from millstream.engine.pending import Pending, follow
@@ -61,6 +61,8 @@ class Beat(NamedTuple):
     assignor: str | None = None
     # What it has.
     owned: frozenset[PartitionId] | None = None
+    # Topics besides, by a pattern of their names; empty takes it back.
+    pattern: str | None = None
 
 
 class Beaten(NamedTuple):
@@ -316,9 +318,10 @@ def _check(beat: Beat) -> None:
         raise _invalid(f"{beat.epoch} is no epoch of a member")
     if not beat.member_id and beat.epoch != JOINING:
         raise _invalid("only a member that joins has no id yet")
-    for what, value in (("member id", beat.member_id or None), ("instance id", beat.instance_id)):
-        if value is not None and not CLIENT_ID.fullmatch(value):
-            raise _invalid(f"a {what} is 1 to 200 of letters, digits, `.`, `_`, `:` and `-`")
+    if beat.member_id and not MEMBER_ID.fullmatch(beat.member_id):
+        raise _invalid("a member id is 1 to 200 characters of ASCII that can be seen")
+    if beat.instance_id is not None and not CLIENT_ID.fullmatch(beat.instance_id):
+        raise _invalid("an instance id is 1 to 200 of letters, digits, `.`, `_`, `:` and `-`")
     if beat.topics is not None and len(beat.topics) > TOPICS_MAX:
         raise _invalid(f"a member reads at most {TOPICS_MAX} topics")
     timeout_ms = beat.rebalance_timeout_ms

@@ -17,6 +17,8 @@ from millstream.errors import ParameterInvalid
 
 # Member ids go into paths and labels, and begin with the client id.
 CLIENT_ID = re.compile(r"[A-Za-z0-9._:-]{1,200}")
+# Kafka's clients choose ids of their own: UUIDs in base64, whichever alphabet of it they like.
+MEMBER_ID = re.compile(r"[!-~]{1,200}")
 # As many topics as one member needs; each is looked up at a join.
 TOPICS_MAX = 1000
 # Shorter ones end because of a busy machine, longer ones hold partitions of the dead for hours.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millstream.broker.group_values import GroupSummary, MemberFacts, check_group_name
-from millstream.broker.joining import CLIENT_ID, TOPICS_MAX
+from millstream.broker.joining import MEMBER_ID, TOPICS_MAX
 from millstream.engine.pending import Pending, follow
 from millstream.errors import MemberUnknown, ParameterInvalid, StaleGeneration, TooManyMembers
 from millstream.log.partition import PartitionId
@@ -312,8 +312,8 @@ class ShareGroups:
 def _check(beat: ShareBeat) -> None:
     if beat.epoch < LEAVING:
         raise _invalid(f"{beat.epoch} is no epoch of a member")
-    if not CLIENT_ID.fullmatch(beat.member_id):
-        raise _invalid("a member id is 1 to 200 of letters, digits, `.`, `_`, `:` and `-`")
+    if not MEMBER_ID.fullmatch(beat.member_id):
+        raise _invalid("a member id is 1 to 200 characters of ASCII that can be seen")
     if beat.topics is not None and len(beat.topics) > TOPICS_MAX:
         raise _invalid(f"a member reads at most {TOPICS_MAX} topics")
 

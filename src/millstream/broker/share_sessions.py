@@ -16,6 +16,7 @@ clients speak of offsets, leases of receipts.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from millstream.broker.delivery_values import Receive, Settle
@@ -45,6 +46,8 @@ GAP, RENEW = 0, 4
 SETTLES: Mapping[int, SettleKind] = {1: "ack", 2: "nack", 3: "reject", RENEW: "extend"}
 # Offsets that one request may acknowledge: as many as it may settle.
 ACKNOWLEDGED_MAX = 100_000
+# What the id of a member may have and the name of one who leases may not.
+UNWANTED = re.compile(r"[^A-Za-z0-9._:-]")
 
 
 class Acknowledgement(NamedTuple):
@@ -146,7 +149,7 @@ class ShareSessions:
             count_max=fetch.count_max,
             bytes_max=max(fetch.bytes_max, 1),
             wait_ms=wait_ms,
-            member=member_id,
+            member=UNWANTED.sub("_", member_id),
         )
         receiving = self._delivery.receive(group, self._delivery.bounded(receive))
         polling.receiving.append(receiving)

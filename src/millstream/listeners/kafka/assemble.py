@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from millstream.listeners.kafka.apis import table_of
 from millstream.listeners.kafka.cluster import api_versions, cluster_apis
 from millstream.listeners.kafka.connection import Limits, Shared
+from millstream.listeners.kafka.consumer_apis import consumer_apis
 from millstream.listeners.kafka.context import Context
 from millstream.listeners.kafka.fetch import fetch_apis
 from millstream.listeners.kafka.group_admin_apis import group_admin_apis
@@ -20,6 +21,7 @@ from millstream.listeners.kafka.listener import KafkaListener
 from millstream.listeners.kafka.offset_apis import offset_apis
 from millstream.listeners.kafka.produce import produce_apis
 from millstream.listeners.kafka.producers import producer_apis
+from millstream.listeners.kafka.share_apis import share_apis
 
 if TYPE_CHECKING:
     import socket
@@ -43,6 +45,8 @@ def every_api(context: Context) -> dict[int, Api]:
         group_apis(context),
         offset_apis(context),
         group_admin_apis(context),
+        consumer_apis(context),
+        share_apis(context),
     )
     own = api_versions(table)
     table[own.key] = own
