@@ -16,6 +16,7 @@ from millstream.broker.publishing import Outgoing
 from millstream.broker.share_groups import ShareBeat, ShareBeaten
 from millstream.broker.share_sessions import (
     ACKNOWLEDGED_MAX,
+    GOODBYE_SECONDS,
     Acknowledgement,
     ShareFetch,
     ShareFetched,
@@ -192,6 +193,8 @@ def test_a_worker_that_leaves_or_falls_silent_gives_back_what_it_had() -> None:
     assert a.values(count_max=1) == ["1"]
     assert b.values(count_max=1) == ["2"]
     a.beat(epoch=-1)
+    assert c.values() == []
+    pass_time(house, GOODBYE_SECONDS + 0.1)
     assert c.values() == ["1"]
     house.broker.share_groups.require("g", "c")
     pass_time(house, SESSION_S / 2)
@@ -199,6 +202,18 @@ def test_a_worker_that_leaves_or_falls_silent_gives_back_what_it_had() -> None:
     pass_time(house, SESSION_S / 2 + 1)
     assert set(c.values(epoch=0)) == {"1", "2"}
     assert [one.id for one in (b, c) if _knows(house, one)] == ["c"]
+
+
+def test_a_worker_that_leaves_may_still_say_what_became_of_its_last_records() -> None:
+    house = share_house()
+    a, b = Worker(house, "a").join(), Worker(house, "b").join()
+    publish(house, "1", "2")
+    assert a.values() == ["1", "2"]
+    a.beat(epoch=-1)
+    assert a.acknowledge(0, 0, ACCEPT, epoch=-1) == "done"
+    house.scheduler.run()
+    assert b.values() == ["2"]
+    assert committed(house) == 1
 
 
 def _knows(house: House, worker: Worker) -> bool:

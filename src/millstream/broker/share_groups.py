@@ -109,13 +109,13 @@ class ShareGroups:
         self._options = options
         self._check_new = check_new
         self._groups: dict[str, ShareGroup] = {}
-        self._gone: Callable[[str, str], None] = lambda _group, _member: None
+        self._gone: Callable[[str, str, bool], None] = lambda _group, _member, _has_left: None
         offsets.count_members_by("share", self.count_members)
         around.topics.watch_deleted(self._topic_changed)
         around.topics.watch_partitions(self._topic_changed)
 
-    def watch_gone(self, call: Callable[[str, str], None]) -> None:
-        """Told the group and the id of a member that went."""
+    def watch_gone(self, call: Callable[[str, str, bool], None]) -> None:
+        """Told the group and the id of a member that went, and whether it said so."""
         self._gone = call
 
     # ---- being there
@@ -129,8 +129,8 @@ class ShareGroups:
         _check(beat)
         interval_ms = self._options.heartbeat_interval_ms
         if beat.epoch == LEAVING:
-            group = self._groups.get(name)
-            self._remove(self._find(name, beat.member_id), group)
+            member = self._find(name, beat.member_id)
+            self._remove(member, self._groups[name], has_left=True)
             return ShareBeaten(beat.member_id, LEAVING, interval_ms, None)
         if beat.epoch == JOINING:
             member = self._join(name, beat)
@@ -213,18 +213,16 @@ class ShareGroups:
         if rest > 0:
             self._watch(group, member, rest)
         else:
-            self._remove(member, group)
+            self._remove(member, group, has_left=False)
 
-    def _remove(self, member: ShareMember, group: ShareGroup | None) -> None:
-        if group is None:
-            return
+    def _remove(self, member: ShareMember, group: ShareGroup, *, has_left: bool) -> None:
         if member.timer is not None:
             self._timers.cancel(member.timer)
         del group.members[member.id]
         if not group.members:
             del self._groups[group.name]
             self._offsets.give_back(group.name, group.epoch)
-        self._gone(group.name, member.id)
+        self._gone(group.name, member.id, has_left)
 
     def _find(self, name: str, member_id: str) -> ShareMember:
         group = self._groups.get(name)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from millstream.broker.delivery_values import Delivered, Received, Settled, SettleKind
     from millstream.broker.share_groups import ShareGroups
     from millstream.broker.surroundings import Surroundings
+    from millstream.broker.wheel import Timer
 
 OPENING, ENDING = 0, -1
 EPOCH_MAX = 2**31 - 1
@@ -46,6 +47,9 @@ GAP, RENEW = 0, 4
 SETTLES: Mapping[int, SettleKind] = {1: "ack", 2: "nack", 3: "reject", RENEW: "extend"}
 # Offsets that one request may acknowledge: as many as it may settle.
 ACKNOWLEDGED_MAX = 100_000
+# A client that closes says good-bye to the group and, on another connection, what became of its
+# last records: the session waits so long for the latter.
+GOODBYE_SECONDS = 5.0
 # What the id of a member may have and the name of one who leases may not.
 UNWANTED = re.compile(r"[^A-Za-z0-9._:-]")
 
@@ -82,11 +86,13 @@ class ShareFetched(NamedTuple):
 
 
 class _Session:
-    __slots__ = ("epoch", "held", "partitions", "voided")
+    __slots__ = ("epoch", "held", "partitions", "timer", "voided")
 
     def __init__(self, voided: Pending[Any]) -> None:
         # Done when what the session before had is given back.
         self.voided = voided
+        # Ends it, once its member has left.
+        self.timer: Timer | None = None
         # That of the next request.
         self.epoch = 1
         self.partitions: set[PartitionId] = set()
@@ -95,13 +101,14 @@ class _Session:
 
 
 class ShareSessions:
-    __slots__ = ("_delivery", "_groups", "_sessions", "_topics")
+    __slots__ = ("_delivery", "_groups", "_sessions", "_timers", "_topics")
 
     def __init__(self, around: Surroundings, groups: ShareGroups, delivery: Delivery) -> None:
+        self._timers = around.timers
         self._topics = around.topics
         self._groups = groups
         self._delivery = delivery
-        # Never more than there are members.
+        # Never more than there are members, and those that have just left.
         self._sessions: dict[tuple[str, str], _Session] = {}
         groups.watch_gone(self._member_gone)
 
@@ -206,14 +213,27 @@ class ShareSessions:
 
     def _end(self, group: str, member_id: str) -> Pending[Any]:
         session = self._sessions.pop((group, member_id), None)
+        if session is not None and session.timer is not None:
+            self._timers.cancel(session.timer)
         held = session.held.values() if session is not None else ()
         receipts = [one for of_partition in held for one in of_partition.values()]
         if not receipts:
             return Pending.of(None)
         return self._delivery.settle([Settle("release", one) for one in receipts], group)
 
-    def _member_gone(self, group: str, member_id: str) -> None:
-        self._end(group, member_id)
+    def _member_gone(self, group: str, member_id: str, has_left: bool) -> None:
+        session = self._sessions.get((group, member_id))
+        if session is None:
+            return
+        if not has_left:
+            self._end(group, member_id)
+            return
+
+        def over() -> None:
+            session.timer = None
+            self._end(group, member_id)
+
+        session.timer = self._timers.after(GOODBYE_SECONDS, over)
 
     # ---- what a session has
 
