@@ -27,6 +27,7 @@ from wire.kio_messages import request, response
 
 ID, OTHER = UUID(int=2**100 + 7), UUID(int=5)
 MS = i32Timedelta.parse(dt.timedelta(milliseconds=1500))
+NAMES = ("orders", "größe")
 KAFKA_PYTHON_LAST = 8
 
 
@@ -52,82 +53,60 @@ def test_heartbeats_are_read_and_answered_as_others_do(version: int) -> None:
 # ---- OffsetCommit and OffsetFetch
 
 
-@pytest.mark.parametrize("version", versions(offsets.COMMIT_VERSIONS))
-def test_commits_are_read_as_others_write_them(version: int) -> None:
+def commit_as_kio(version: int) -> bytes:
+    partitions = [_kio_commit(4, 2**40, "note"), _kio_commit(5, 6, None)]
+    topics = [
+        ("OffsetCommitRequestTopic", {"name": name, "partitions": partitions}) for name in NAMES
+    ]
+    fields = {
+        "group_id": "g",
+        "generation_id_or_member_epoch": i32(3),
+        "member_id": "m",
+        "group_instance_id": "one",
+        "retention_time": i64Timedelta.parse(dt.timedelta(0)),
+        "topics": topics,
+    }
+    return request("offset_commit", version, fields)
+
+
+def commit_as_kafka_python(version: int) -> bytes:
     Topic = OffsetCommitRequest.OffsetCommitRequestTopic  # noqa: N806  a class
     Part = Topic.OffsetCommitRequestPartition  # noqa: N806  a class
-    expected = offsets.CommitAsked(
-        "g",
-        3,
-        "m",
-        "one" if version >= 7 else None,
-        [
-            (
-                name,
-                [
-                    offsets.CommittedPartition(name, 4, 2**40, "note"),
-                    offsets.CommittedPartition(name, 5, 6, ""),
-                ],
-            )
-            for name in ("orders", "größe")
-        ],
-    )
-    kio = request(
-        "offset_commit",
-        version,
-        {
-            "group_id": "g",
-            "generation_id_or_member_epoch": i32(3),
-            "member_id": "m",
-            "group_instance_id": "one",
-            "retention_time": i64Timedelta.parse(dt.timedelta(0)),
-            "topics": [
-                (
-                    "OffsetCommitRequestTopic",
-                    {
-                        "name": name,
-                        "partitions": [
-                            _kio_commit(4, 2**40, "note"),
-                            _kio_commit(5, 6, None),
-                        ],
-                    },
-                )
-                for name in ("orders", "größe")
-            ],
-        },
-    )
-    assert offsets.read_commit(memoryview(kio), version) == expected
-    if version > KAFKA_PYTHON_LAST:
-        return
+    partitions = [
+        Part(
+            partition_index=number,
+            committed_offset=offset,
+            committed_leader_epoch=1,
+            committed_metadata=metadata,
+        )
+        for number, offset, metadata in ((4, 2**40, "note"), (5, 6, None))
+    ]
     theirs = OffsetCommitRequest(
         group_id="g",
         generation_id_or_member_epoch=3,
         member_id="m",
         group_instance_id="one",
         retention_time_ms=-1,
-        topics=[
-            Topic(
-                name=name,
-                partitions=[
-                    Part(
-                        partition_index=4,
-                        committed_offset=2**40,
-                        committed_leader_epoch=1,
-                        committed_metadata="note",
-                    ),
-                    Part(
-                        partition_index=5,
-                        committed_offset=6,
-                        committed_leader_epoch=-1,
-                        committed_metadata=None,
-                    ),
-                ],
-            )
-            for name in ("orders", "größe")
-        ],
+        topics=[Topic(name=name, partitions=partitions) for name in NAMES],
     )
-    data = memoryview(theirs.encode(version=version))
-    assert offsets.read_commit(data, version) == expected
+    data: bytes = theirs.encode(version=version)
+    return data
+
+
+@pytest.mark.parametrize("version", versions(offsets.COMMIT_VERSIONS))
+def test_commits_are_read_as_others_write_them(version: int) -> None:
+    Part = offsets.CommittedPartition  # noqa: N806  a class
+    expected = offsets.CommitAsked(
+        "g",
+        3,
+        "m",
+        "one" if version >= 7 else None,
+        [(name, [Part(name, 4, 2**40, "note"), Part(name, 5, 6, "")]) for name in NAMES],
+    )
+    assert offsets.read_commit(memoryview(commit_as_kio(version)), version) == expected
+    if version <= KAFKA_PYTHON_LAST:
+        theirs = commit_as_kafka_python(version)
+        assert offsets.read_commit(memoryview(theirs), version) == expected
 
 
 def _kio_commit(number: int, offset: int, metadata: str | None) -> tuple[str, dict[str, Any]]:
@@ -164,15 +143,14 @@ def test_others_read_our_answers_to_commits(version: int) -> None:
     ],
 )
 def test_we_read_who_asks_for_offsets(version: int, is_everything: bool) -> None:
-    names = ("orders", "größe")
-    topics = [(name, [1, 2]) for name in names]
+    topics = [(name, [1, 2]) for name in NAMES]
     numbers = (i32(1), i32(2))
     listed = [
         (
             "OffsetFetchRequestTopics" if version >= 8 else "OffsetFetchRequestTopic",
             {"name": name, "partition_indexes": numbers},
         )
-        for name in names
+        for name in NAMES
     ]
     group = {
         "group_id": "g",
@@ -194,7 +172,7 @@ def test_we_read_who_asks_for_offsets(version: int, is_everything: bool) -> None
             group_id="g",
             topics=None
             if is_everything
-            else [Topic(name=name, partition_indexes=[1, 2]) for name in names],
+            else [Topic(name=name, partition_indexes=[1, 2]) for name in NAMES],
             require_stable=True,
         )
         assert offsets.read_fetch(memoryview(theirs.encode(version=version)), version) == [one]
