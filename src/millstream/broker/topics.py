@@ -271,6 +271,33 @@ class Topics:
             call(topic)
         return topic
 
+    def imagine(
+        self,
+        name: str,
+        partitions: int | None = None,
+        settings: Mapping[str, object] | None = None,
+    ) -> Topic:
+        """The topic that `create` would make; raises what that would. Nothing is made."""
+        refuse_reserved(name)
+        check_topic_name(name)
+        given = merge({}, parse_settings(settings or {}))
+        count = self._limits.partitions_default if partitions is None else partitions
+        self._check_count(count)
+        if name in self.by_name:
+            raise TopicExists(f"there is a topic {name} already", topic=name)
+        self._check_room(count, is_new=True)
+        effective = self._defaults.effective(given)
+        return Topic(name, uuids.UUID(int=0), count, effective, self._clock.wall_ms(), given)
+
+    def imagine_settings(self, name: str, settings: Mapping[str, object]) -> None:
+        """Raises what `alter` would."""
+        self.get(name)
+        parse_settings(settings)
+
+    def imagine_partitions(self, name: str, count: int) -> None:
+        """Raises what `add_partitions` would."""
+        self._check_more(self.get(name), count)
+
     def alter(self, name: str, settings: Mapping[str, object]) -> Pending[Topic]:
         """Change settings; a None takes one back to the default."""
         return follow(self._alter(name, settings))
@@ -318,14 +345,7 @@ class Topics:
         self.get(name)
         yield from self._free(name)
         topic = self.get(name)
-        self._check_count(count)
-        if count < topic.partitions:
-            raise PartitionCountInvalid(
-                f"topic {name} has {topic.partitions} partitions; it cannot have fewer",
-                topic=name,
-                partitions=count,
-            )
-        self._check_room(count - topic.partitions, is_new=False)
+        self._check_more(topic, count)
         with self._changing(name, adding=count - topic.partitions):
             yield self._engine.alter(name, partitions=count)
             topic = topic._replace(partitions=count)
@@ -369,6 +389,18 @@ class Topics:
             ends = [call(topic) for call in self._purged]
             yield from [end for end in ends if end is not None]
 
+    def trim(self, name: str, number: int, offset: int | None = None) -> Pending[int]:
+        """Remove a partition's records before an offset, or all; the first offset then."""
+        return follow(self._trim(name, number, offset))
+
+    def _trim(
+        self, name: str, number: int, offset: int | None
+    ) -> Generator[Pending[Any], Any, int]:
+        id = self.partition_of(name, number)
+        end = self._engine.offsets(id).high_watermark
+        yield self._engine.trim(id, end if offset is None else offset)
+        return self._engine.offsets(id).start
+
     def _forget_settings(self, uuid: uuids.UUID) -> Pending[None]:
         """What this fails to remove, the next start removes."""
         return self._views.change(self._view, [(uuid.bytes, None)])
@@ -388,6 +420,16 @@ class Topics:
             self._partitions -= adding
             del self._busy[name]
             done.succeed(None)
+
+    def _check_more(self, topic: Topic, count: int) -> None:
+        self._check_count(count)
+        if count < topic.partitions:
+            raise PartitionCountInvalid(
+                f"topic {topic.name} has {topic.partitions} partitions; it cannot have fewer",
+                topic=topic.name,
+                partitions=count,
+            )
+        self._check_room(count - topic.partitions, is_new=False)
 
     def _check_count(self, count: int) -> None:
         if not 1 <= count <= self._limits.partitions_max:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from millstream.config import TABLE
 from millstream.listeners.kafka.apis import table_of
 from millstream.listeners.kafka.cluster import api_versions, cluster_apis
+from millstream.listeners.kafka.config_apis import config_apis
+from millstream.listeners.kafka.configs import broker_configs
 from millstream.listeners.kafka.connection import Limits, Shared
 from millstream.listeners.kafka.consumer_apis import consumer_apis
 from millstream.listeners.kafka.context import Context
@@ -22,6 +25,7 @@ from millstream.listeners.kafka.offset_apis import offset_apis
 from millstream.listeners.kafka.produce import produce_apis
 from millstream.listeners.kafka.producers import producer_apis
 from millstream.listeners.kafka.share_apis import share_apis
+from millstream.listeners.kafka.topic_apis import topic_apis
 
 if TYPE_CHECKING:
     import socket
@@ -42,6 +46,8 @@ def every_api(context: Context) -> dict[int, Api]:
         produce_apis(context),
         fetch_apis(context),
         list_offsets_apis(context),
+        topic_apis(context),
+        config_apis(context),
         group_apis(context),
         offset_apis(context),
         group_admin_apis(context),
@@ -79,6 +85,9 @@ def kafka_listener(
         node_id=settings.node_id,
         advertised=settings.kafka_advertised,
         fetch_bytes_max=settings.kafka_fetch_bytes_max,
+        broker_configs=broker_configs(
+            (row, getattr(settings, row.attribute), settings.origins[row.name]) for row in TABLE
+        ),
     )
     shared.table.update(every_api(context))
     return KafkaListener(shared, bound, address=address, connections_max=connections_max, tls=tls)

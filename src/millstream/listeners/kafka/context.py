@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from millstream.engine.protocol import Engine
     from millstream.kinds import Address
     from millstream.listeners.kafka.apis import Call
+    from millstream.listeners.kafka.configs import Config
     from millstream.listeners.kafka.connection import Shared
 
 # The topic whose UUID is the cluster's: every data directory has its own.
@@ -31,6 +32,8 @@ class Context:
     # What clients are told to come to; None is where they came to already.
     advertised: Address | None = None
     fetch_bytes_max: int = 55 * 1024 * 1024
+    # Its settings, as Kafka shows them.
+    broker_configs: list[Config] = field(default_factory=list)
     _cluster_id: str = field(default="", init=False)
 
     @property

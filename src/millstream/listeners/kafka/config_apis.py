@@ -1,0 +1,171 @@
+"""Configs by Kafka's administration: described with all their defaults, and changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kafka.protocol.admin import (
+    AlterConfigsRequest,
+    AlterConfigsResponse,
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+
+from millstream.engine.pending import Pending, follow
+from millstream.errors import MillstreamError
+from millstream.listeners.kafka.apis import Api, control
+from millstream.listeners.kafka.codes import message_of
+from millstream.listeners.kafka.configs import Config, describe, read_configs, set_for
+from millstream.wire.kafka.codes import Code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from millstream.broker.topics import Topic
+    from millstream.listeners.kafka.apis import Call
+    from millstream.listeners.kafka.context import Context
+
+# What a config belongs to.
+TOPIC, BROKER = 2, 4
+# What is to be done with one; the other two are for lists, and we have none with several items.
+SET, DELETE = 0, 1
+
+
+def config_apis(context: Context) -> list[Api]:
+    return [
+        control(
+            DescribeConfigsRequest, (0, 4), lambda call, asked: _describe(context, call, asked)
+        ),
+        control(
+            AlterConfigsRequest,
+            (0, 2),
+            lambda _, asked: follow(_alter(context, asked, AlterConfigsResponse, _all_of)),
+        ),
+        control(
+            IncrementalAlterConfigsRequest,
+            (0, 1),
+            lambda _, asked: follow(
+                _alter(context, asked, IncrementalAlterConfigsResponse, _some_of)
+            ),
+        ),
+    ]
+
+
+# ---- DescribeConfigs
+
+
+def _describe(context: Context, call: Call, asked: Any) -> Any:
+    Result = DescribeConfigsResponse.DescribeConfigsResult  # noqa: N806  a class
+    with_synonyms = call.version >= 1 and asked.include_synonyms
+    with_about = call.version >= 3 and asked.include_documentation
+    results = []
+    for one in asked.resources:
+        code, message = Code.NONE, None
+        configs: list[Config] = []
+        try:
+            configs = _of(context, one)
+        except MillstreamError as error:
+            code, message = context.code(error), message_of(error)
+        except _NoResource as error:
+            code, message = context.count(Code.INVALID_REQUEST), str(error)
+        keys = one.configuration_keys
+        results.append(
+            Result(
+                error_code=code,
+                error_message=message,
+                resource_type=one.resource_type,
+                resource_name=one.resource_name,
+                configs=[
+                    _shown(config, with_synonyms, with_about)
+                    for config in configs
+                    if keys is None or config.name in keys
+                ],
+            )
+        )
+    return DescribeConfigsResponse(throttle_time_ms=0, results=results)
+
+
+class _NoResource(Exception):
+    """Configs of something that has none here."""
+
+
+def _of(context: Context, resource: Any) -> list[Config]:
+    if resource.resource_type == TOPIC:
+        return describe(context.broker.topics.get(resource.resource_name))
+    if resource.resource_type != BROKER:
+        raise _NoResource(f"there are no configs of resources of type {resource.resource_type}")
+    if resource.resource_name not in ("", str(context.node_id)):
+        raise _NoResource(f"there is one broker, {context.node_id}")
+    return context.broker_configs
+
+
+def _shown(config: Config, with_synonyms: bool, with_about: bool) -> Any:
+    Shown = DescribeConfigsResponse.DescribeConfigsResult.DescribeConfigsResourceResult  # noqa: N806
+    Synonym = Shown.DescribeConfigsSynonym  # noqa: N806  a class
+    itself = Synonym(name=config.name, value=config.value, source=config.source)
+    return Shown(
+        name=config.name,
+        value=config.value,
+        read_only=config.is_read_only,
+        config_source=config.source,
+        is_default=config.is_default,
+        is_sensitive=False,
+        synonyms=[itself] if with_synonyms else [],
+        config_type=config.kind,
+        documentation=config.about if with_about else None,
+    )
+
+
+# ---- AlterConfigs, IncrementalAlterConfigs
+
+
+def _alter(
+    context: Context,
+    asked: Any,
+    response: Any,
+    changes_of: Callable[[Topic, Any], dict[str, str | None]],
+) -> Generator[Pending[Any], Any, Any]:
+    results = []
+    topics = context.broker.topics
+    for one in asked.resources:
+        code, message = Code.NONE, None
+        try:
+            if one.resource_type != TOPIC:
+                raise _NoResource("only topics have configs that can be changed at run time")
+            topic = topics.get(one.resource_name)
+            settings = read_configs(changes_of(topic, one.configs))
+            if asked.validate_only:
+                topics.imagine_settings(topic.name, settings)
+            else:
+                yield topics.alter(topic.name, settings)
+        except MillstreamError as error:
+            code, message = context.code(error), message_of(error)
+        except _NoResource as error:
+            code, message = context.count(Code.INVALID_REQUEST), str(error)
+        Result = response.AlterConfigsResourceResponse  # noqa: N806  a class
+        results.append(
+            Result(
+                error_code=code,
+                error_message=message,
+                resource_type=one.resource_type,
+                resource_name=one.resource_name,
+            )
+        )
+    return response(throttle_time_ms=0, responses=results)
+
+
+def _all_of(topic: Topic, configs: Any) -> dict[str, str | None]:
+    """What is not named goes back to its default."""
+    return dict.fromkeys(set_for(topic)) | {one.name: one.value for one in configs}
+
+
+def _some_of(topic: Topic, configs: Any) -> dict[str, str | None]:
+    del topic
+    changes: dict[str, str | None] = {}
+    for one in configs:
+        if one.config_operation not in (SET, DELETE):
+            raise _NoResource(f"{one.name} is no list; set it or delete it")
+        changes[one.name] = one.value if one.config_operation == SET else None
+    return changes
