@@ -59,6 +59,13 @@ class Due(NamedTuple):
     due_ms: int
 
 
+class Later(NamedTuple):
+    """What becomes of those that are not fired: refused, and tried again; or not to be fired."""
+
+    refused: Callable[[MillstreamError, list[Due]], None]
+    given_back: Callable[[list[Due]], None]
+
+
 class _Read(NamedTuple):
     due: Due
     # None where the disk has lost it.
@@ -66,7 +73,7 @@ class _Read(NamedTuple):
 
 
 class Firing:
-    """All firings of one broker. `later` is told of what is to be tried again."""
+    """All firings of one broker."""
 
     __slots__ = ("_around", "_engine", "_later", "_next", "_state", "_traffic", "under_way")
 
@@ -76,7 +83,7 @@ class Firing:
         around: Surroundings,
         state: ScheduleState,
         traffic: Traffic,
-        later: Callable[[MillstreamError, list[Due]], None],
+        later: Later,
     ) -> None:
         self._engine = engine
         self._around = around
@@ -110,7 +117,7 @@ class Firing:
         try:
             read = yield from self._read(dues)
         except MillstreamError as error:
-            self._later(error, dues)
+            self._later.refused(error, dues)
             return
         part: list[_Read] = []
         size = 0
@@ -152,6 +159,13 @@ class Firing:
     # ---- appending
 
     def _append(self, read: list[_Read]) -> Generator[Pending[Any], Any, None]:
+        ended = [one.due for one in read if _ends(one.due)]
+        if ended:
+            # Purged while they were read: an append now would come after the purge.
+            self._later.given_back(ended)
+            read = [one for one in read if not _ends(one.due)]
+            if not read:
+                return
         outcomes: dict[State, list[Due]] = {}
         fired: list[tuple[Due, Plan, Topic]] = []
         for one in read:
@@ -217,7 +231,7 @@ class Firing:
             raise error
         dues = [one.due for one in read]
         if error.retriable or not _is_of_records(error):
-            self._later(error, dues)
+            self._later.refused(error, dues)
         elif len(read) > 1:
             middle = len(read) // 2
             yield from self._append(read[:middle])
@@ -229,7 +243,7 @@ class Firing:
             try:
                 yield self._engine.append(*mark_entry(now_ms, state, [dues[0].place]))
             except MillstreamError as again:
-                self._later(again, dues)
+                self._later.refused(again, dues)
             else:
                 self._finish(state, dues)
 
@@ -251,6 +265,10 @@ class Firing:
         else:
             counts.expired += len(dues)
             _logger().warning("schedules expired", why=state.why, count=len(dues))
+
+
+def _ends(due: Due) -> bool:
+    return due.owner.endings > 0 or due.place < due.owner.purged_before
 
 
 def _is_of_records(error: MillstreamError) -> bool:

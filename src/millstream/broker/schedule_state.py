@@ -26,7 +26,7 @@ _PENDING = bytes((State.PENDING,))
 class Owner:
     """A topic, by its UUID, and its schedules."""
 
-    __slots__ = ("name", "number", "pending", "purged_before", "uuid", "why")
+    __slots__ = ("endings", "name", "number", "pending", "purged_before", "uuid", "why")
 
     def __init__(self, number: int, uuid: bytes) -> None:
         self.number = number
@@ -37,6 +37,8 @@ class Owner:
         # Places before this one are over, and why.
         self.purged_before = 0
         self.why = State.NONE
+        # Purges that are not durable yet.
+        self.endings = 0
 
 
 class Counts:

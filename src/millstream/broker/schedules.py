@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
-from millstream.broker.schedule_firing import FIRINGS_MAX, RECORDS_MAX, Due, Firing
+from millstream.broker.schedule_firing import FIRINGS_MAX, RECORDS_MAX, Due, Firing, Later
 from millstream.broker.schedule_log import ScheduleLog
 from millstream.broker.schedule_state import ScheduleState
+from millstream.broker.schedule_table import TICK_MS
 from millstream.broker.schedule_values import (
     PARTITION,
     Plan,
@@ -117,7 +118,8 @@ class Schedules:
         self._options = options
         self._state = ScheduleState(around.clock.wall_ms())
         self._log = ScheduleLog(engine, self._state, around.clock, around.turns)
-        self._firing = Firing(engine, around, self._state, traffic, self._try_later)
+        later = Later(self._try_later, self._give_back)
+        self._firing = Firing(engine, around, self._state, traffic, later)
         self._timer: Timer | None = None
         self._armed_ms = 0
         self._shortening: Timer | None = None
@@ -126,7 +128,7 @@ class Schedules:
         self._paused_until_s = 0.0
         # Cancelled in this turn of the loop, and what is done when that is durable.
         self._cancelling: tuple[list[int], Pending[None]] | None = None
-        around.topics.watch_purged(lambda topic: self._end(topic, State.TOPIC_PURGED))
+        around.topics.watch_purging(lambda topic: self._end(topic, State.TOPIC_PURGED))
         around.topics.watch_deleted(self._topic_deleted)
 
     # ---- the start and the end
@@ -356,18 +358,23 @@ class Schedules:
     def _topic_deleted(self, topic: Topic) -> None:
         self._end(topic, State.TOPIC_DELETED)
 
-    def _end(self, topic: Topic, why: State) -> Pending[None] | None:
-        """All schedules of a topic are over; None when it never had any."""
+    def _end(self, topic: Topic, why: State) -> Pending[None]:
+        """All schedules of a topic are over."""
         owner = self._owner_of(topic)
         if owner is None:
-            return None
+            return Pending.of(None)
         ending = follow(self._end_all(owner, why))
         ending.then(_log_failure)
         return ending
 
     def _end_all(self, owner: Owner, why: State) -> Generator[Pending[Any], Any, None]:
+        """Whatever fires from here on, fires after this, so it does not fire."""
         entry = purge_entry(self._around.clock.wall_ms(), owner.uuid, why)
-        before = yield self._engine.append(*entry)
+        owner.endings += 1
+        try:
+            before = yield self._engine.append(*entry)
+        finally:
+            owner.endings -= 1
         self._state.purge(owner, before, why)
         follow(self._sweep(owner)).then(_log_failure)
 
@@ -463,9 +470,9 @@ class Schedules:
             elif place < owner.purged_before:
                 state.states[at] = owner.why
                 state.forget_id(place)
-            elif due_ms > now_ms:
-                # The clock was put back.
-                state.table.add((due_ms,), (place,), (number,))
+            elif due_ms > now_ms or owner.endings:
+                # The clock was put back; or it ends, and if not, it is only a little late.
+                state.table.add((max(due_ms, now_ms + TICK_MS),), (place,), (number,))
             else:
                 dues.append(Due(place, owner, due_ms))
         return dues
@@ -481,6 +488,11 @@ class Schedules:
         _logger().warning(
             "schedules are late; they are tried again", why=error.message, count=len(dues)
         )
+        self._give_back(dues)
+
+    def _give_back(self, dues: Sequence[Due]) -> None:
+        """They are not fired now."""
+        state = self._state
         for place, owner, due_ms in dues:
             if state.release(place, owner):
                 state.table.add((due_ms,), (place,), (owner.number,))

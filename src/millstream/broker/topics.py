@@ -124,6 +124,7 @@ class Topics:
         "_limits",
         "_partitions",
         "_purged",
+        "_purging",
         "_view",
         "_views",
         "by_name",
@@ -153,7 +154,8 @@ class Topics:
         self._ensuring: dict[str, Pending[Topic]] = {}
         self._deleted: list[Callable[[Topic], None]] = []
         self._grown: list[Callable[[Topic], None]] = []
-        self._purged: list[Callable[[Topic], Pending[Any] | None]] = []
+        self._purged: list[Callable[[Topic], None]] = []
+        self._purging: list[Callable[[Topic], Pending[None]]] = []
 
     # ---- looking
 
@@ -203,8 +205,13 @@ class Topics:
         """Told of a topic that was made, or has more partitions than before."""
         self._grown.append(call)
 
-    def watch_purged(self, call: Callable[[Topic], Pending[Any] | None]) -> None:
-        """Told of a topic whose records are all gone. The purge is done when what it answers is."""
+    def watch_purging(self, call: Callable[[Topic], Pending[None]]) -> None:
+        """Told of a topic that is about to be purged, and waited for: what is on its way to the
+        topic is then in it, and is purged too, or will not come."""
+        self._purging.append(call)
+
+    def watch_purged(self, call: Callable[[Topic], None]) -> None:
+        """Told of a topic whose records are all gone."""
         self._purged.append(call)
 
     # ---- changing
@@ -382,12 +389,14 @@ class Topics:
         yield from self._free(name)
         topic = self.get(name)
         with self._changing(name):
+            for announce in self._purging:
+                yield announce(topic)
             ids = [PartitionId(name, number) for number in range(topic.partitions)]
             # All in one turn, so that they are in one round.
             trims = [self._engine.trim(id, self._engine.offsets(id).high_watermark) for id in ids]
             yield from trims
-            ends = [call(topic) for call in self._purged]
-            yield from [end for end in ends if end is not None]
+            for call in self._purged:
+                call(topic)
 
     def trim(self, name: str, number: int, offset: int | None = None) -> Pending[int]:
         """Remove a partition's records before an offset, or all; the first offset then."""
