@@ -7,8 +7,8 @@ A transcript is prose, with these lines in between:
     $ printf 'TEXT' | mill …       the same, with something in its pipe
     .                              an empty line of output; a truly empty line ends it
 
-SERVER stands for where the broker is, TIME for a time, UUID and MEMBER for what is made up. With
-MILLSTREAM_WRITE_TRANSCRIPTS=1 the outputs are written anew: then read what has changed.
+SERVER stands for where the broker is, TIME for a time; UUID, MEMBER and ID for what is made up.
+With MILLSTREAM_WRITE_TRANSCRIPTS=1 the outputs are written anew: then read what has changed.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ VARYING = (
     (r"\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ", "TIME"),
     (r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", "UUID"),
     (r"\bpython-[0-9a-f]{16}\b", "MEMBER"),
+    (r"\b[0-9a-f]{16}\b", "ID"),
 )
 
 

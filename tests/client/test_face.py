@@ -23,6 +23,7 @@ def test_the_public_names_are_these() -> None:
         "Client",
         "Consumer",
         "ConsumerStatistics",
+        "DeadLetter",
         "Delivery",
         "GroupFacts",
         "GroupLag",
@@ -33,6 +34,7 @@ def test_the_public_names_are_these() -> None:
         "ProducerStatistics",
         "QueueFacts",
         "Received",
+        "RedriveFacts",
         "TopicFacts",
         "TopicStream",
     ]

@@ -9,6 +9,7 @@ from millstream.client.batches import Delivery
 from millstream.client.blocking import BlockingDelivery, Client
 from millstream.client.client import AsyncClient
 from millstream.client.consumer import Consumer, ConsumerStatistics
+from millstream.client.dead_letters import DeadLetter, RedriveFacts
 from millstream.client.groups import GroupFacts, GroupLag, GroupSummary
 from millstream.client.producer import Producer, ProducerStatistics
 from millstream.client.queues import Message, QueueFacts
@@ -22,6 +23,7 @@ __all__ = [
     "Client",
     "Consumer",
     "ConsumerStatistics",
+    "DeadLetter",
     "Delivery",
     "GroupFacts",
     "GroupLag",
@@ -32,6 +34,7 @@ __all__ = [
     "ProducerStatistics",
     "QueueFacts",
     "Received",
+    "RedriveFacts",
     "TopicFacts",
     "TopicStream",
 ]

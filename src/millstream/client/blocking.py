@@ -24,12 +24,14 @@ from typing import (
     Self,
     TypeAlias,
     TypeVar,
+    Unpack,
 )
 from weakref import WeakSet
 
 from millstream.client.batches import Delivery
 from millstream.client.client import AsyncClient, Compression
 from millstream.client.consumer import Consumer, ConsumerStatistics
+from millstream.client.dead_letters import DeadLetter, DeadLetters, LetterFilter
 from millstream.client.groups import Groups
 from millstream.client.membership import Assignor, OffsetReset, TopicPartition
 from millstream.client.producer import RECORD_OVERHEAD_BYTES, Producer, ProducerStatistics
@@ -164,6 +166,29 @@ class BlockingGroups:
     lag = blocking(Groups.lag)
     reset = blocking(Groups.reset)
     list = blocking(Groups.list)
+
+
+class BlockingDeadLetters:
+    """As `AsyncClient.dead_letters`."""
+
+    def __init__(self, thread: LoopThread, inner: DeadLetters) -> None:
+        self.thread = thread
+        self.inner = inner
+
+    counts = blocking(DeadLetters.counts)
+    count = blocking(DeadLetters.count)
+    get = blocking(DeadLetters.get)
+    delete = blocking(DeadLetters.delete)
+    purge = blocking(DeadLetters.purge)
+    redrive = blocking(DeadLetters.redrive)
+    redrive_facts = blocking(DeadLetters.redrive_facts)
+    wait = blocking(DeadLetters.wait)
+    cancel = blocking(DeadLetters.cancel)
+    redrives = blocking(DeadLetters.redrives)
+
+    def read(self, topic: str, **wanted: Unpack[LetterFilter]) -> Iterator[DeadLetter]:
+        """Those that a filter means, by partition and offset."""
+        return _iterate(self.thread, self.inner.read(topic, **wanted))
 
 
 class BlockingDelivery:
@@ -413,6 +438,7 @@ class Client:
         self.queues = BlockingQueues(self.thread, self.inner.queues)
         self.topics = BlockingTopics(self.thread, self.inner.topics)
         self.groups = BlockingGroups(self.thread, self.inner.groups)
+        self.dead_letters = BlockingDeadLetters(self.thread, self.inner.dead_letters)
 
         self._producers: WeakSet[BlockingProducer] = WeakSet()
 

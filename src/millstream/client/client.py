@@ -9,6 +9,7 @@ from typing import Literal, Self, TypeAlias
 from weakref import WeakSet
 
 from millstream.client.consumer import Consumer
+from millstream.client.dead_letters import DeadLetters
 from millstream.client.groups import Groups
 from millstream.client.membership import Assignor, JoinOptions, OffsetReset
 from millstream.client.producer import Producer
@@ -51,6 +52,7 @@ class AsyncClient:
         self.queues = Queues(self._transport)
         self.topics = Topics(self._transport)
         self.groups = Groups(self._transport)
+        self.dead_letters = DeadLetters(self._transport)
         # Those that nobody holds any more have nothing to close.
         self._made: WeakSet[Producer | Consumer] = WeakSet()
 
