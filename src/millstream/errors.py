@@ -561,6 +561,12 @@ class ScheduleOver(MillstreamError):
     code = "schedule_over"
 
 
+class ScheduleInvalid(MillstreamError):
+    """A named schedule that cannot be kept as it was given: its name, its times or its zone."""
+
+    code = "schedule_invalid"
+
+
 class TooManySchedules(MillstreamError):
     """As many as are allowed are pending; fields: limit."""
 

@@ -343,7 +343,7 @@ class Server:
         self._metrics.register(lambda: topic_metrics(broker, self._settings.metrics_topics))
         self._metrics.register(lambda: group_metrics(broker.consuming))
         self._metrics.register(lambda: dead_letter_metrics(broker, self._settings.metrics_topics))
-        self._metrics.register(lambda: schedule_metrics(broker.schedules))
+        self._metrics.register(lambda: schedule_metrics(broker.schedules, broker.named_schedules))
         if "metrics" in listeners:
             await listeners["metrics"].start()
         try:

@@ -155,3 +155,57 @@ def test_scheduled_messages_are_counted(v1: V1) -> None:
     assert after["scheduled"] == before["scheduled"] + 1
     assert len(after["levels"]) == 5
     assert sum(after["levels"]) >= 1
+
+
+# ---- named schedules
+
+
+def test_a_named_schedule_is_made_replaced_shown_listed_and_deleted(v1: V1) -> None:
+    topic, name = v1.topic(partitions=1), fresh("schedule")
+    path = f"/schedules/{name}"
+    asked = {
+        "topic": topic,
+        "every": "1h",
+        "message": {"value": {"a": 1}, "key": "k", "lane": "low", "headers": {"h": "x"}},
+    }
+    made = v1.good("PUT", path, asked)
+    assert made["message"] == asked["message"]
+    assert (made["every_ms"], made["cron"], made["runs"]) == (3_600_000, None, 0)
+    assert v1.good("GET", path) == made
+    cron = {"topic": topic, "cron": "30 7 * * mon-fri", "time_zone": "Europe/Berlin"}
+    replaced = v1.good("PUT", path, cron | {"message": {"value": None}, "paused": True})
+    assert (replaced["cron"], replaced["next_ms"]) == ("30 7 * * mon-fri", None)
+    listed = v1.good("GET", "/schedules", limit=1000)["schedules"]
+    assert [one for one in listed if one["name"] == name] == [replaced]
+    assert v1.call("DELETE", path).status_code == 204
+    v1.refused(404, "schedule_unknown", "GET", path)
+    v1.refused(404, "schedule_unknown", "DELETE", path)
+
+
+def test_a_named_schedule_publishes(v1: V1) -> None:
+    topic, name = v1.topic(partitions=1), fresh("schedule")
+    asked = {"topic": topic, "every": 1000, "message": {"value": "again"}}
+    v1.good("PUT", f"/schedules/{name}", asked)
+    wait_until(lambda: v1.values(topic)[:2] == ["again", "again"], "it has run twice")
+    assert v1.good("GET", f"/schedules/{name}")["runs"] >= 2
+    v1.good("DELETE", f"/schedules/{name}")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"every": "1ms"},
+        {"every": None},
+        {"every": "1h", "cron": "* * * * *"},
+        {"every": None, "cron": "61 * * * *"},
+        {"time_zone": "Nowhere"},
+        {"message": {"value": 1, "timestamp_ms": 1}},
+        {"message": {"value": 1, "delay": 1}},
+    ],
+)
+def test_a_named_schedule_that_cannot_be_is_refused(v1: V1, wrong: dict[str, Any]) -> None:
+    asked = {"topic": v1.topic(), "every": "1h", "message": {"value": 1}} | wrong
+    name = fresh("schedule")
+    v1.refused(400, "schedule_invalid", "PUT", f"/schedules/{name}", asked)
+    v1.refused(400, "schedule_invalid", "PUT", "/schedules/a%20b", asked)
+    v1.refused(404, "schedule_unknown", "GET", f"/schedules/{name}")

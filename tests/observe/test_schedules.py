@@ -16,10 +16,11 @@ def test_schedules_are_counted_on_the_metrics_page() -> None:
     house.scheduler.advance(1.0)
     found = {
         (one.name, *one.labels.values()): one.value
-        for family in schedule_metrics(house.broker.schedules)
+        for family in schedule_metrics(house.broker.schedules, house.broker.named_schedules)
         for one in family.samples
     }
     assert found["millstream_schedules_pending",] == 1
+    assert found["millstream_named_schedules",] == 0
     assert found["millstream_schedules_fired_total",] == 2
     assert found["millstream_schedules_level", "3"] == 1
     assert found["millstream_schedule_lateness_seconds_bucket", "+Inf"] == 2

@@ -14,6 +14,7 @@ from millstream.broker.delivery import Delivery, DeliveryParts
 from millstream.broker.delivery_values import DeliveryOptions
 from millstream.broker.idempotency import Idempotency
 from millstream.broker.lanes import Lanes
+from millstream.broker.named_schedules import NamedSchedules
 from millstream.broker.publishing import Publisher
 from millstream.broker.reading import Reader
 from millstream.broker.redrive import Redrive
@@ -93,6 +94,7 @@ class Broker:
     delivery: Delivery
     share_sessions: ShareSessions
     schedules: Schedules
+    named_schedules: NamedSchedules
 
     async def start(self) -> None:
         """After the engine: every view as it was, before any listener opens."""
@@ -110,6 +112,7 @@ class Broker:
         yield self.delivery.start()
         self.redrive.start()
         yield self.schedules.start()
+        self.named_schedules.start()
         self.idempotency.start()
         self.view_snapshots.start()
 
@@ -117,6 +120,7 @@ class Broker:
         """Before the engine: what is under way ends with it."""
         self.redrive.stop()
         self.schedules.stop()
+        self.named_schedules.stop()
         self.delivery.stop()
         self.consuming.stop()
         self.view_snapshots.stop()
@@ -191,4 +195,5 @@ def make_broker(
         dead_letter_reading=reading,
         redrive=Redrive(marks, reading, options.redrive, random_hex),
         schedules=schedules,
+        named_schedules=NamedSchedules(around),
     )

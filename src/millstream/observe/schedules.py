@@ -15,11 +15,17 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
+    from millstream.broker.named_schedules import NamedSchedules
     from millstream.broker.schedules import Schedules
 
 
-def schedule_metrics(schedules: Schedules) -> Iterator[Metric]:
+def schedule_metrics(schedules: Schedules, named: NamedSchedules) -> Iterator[Metric]:
     found = schedules.statistics()
+    yield gauge("named_schedules", "Named schedules.", len(named))
+    yield counter("named_schedule_runs", "Records that named schedules published.", named.runs)
+    yield counter(
+        "named_schedule_failures", "Runs that were refused, or had no topic.", named.failed
+    )
     yield gauge("schedules_pending", "Records that are scheduled.", found.pending)
     yield gauges(
         "schedules_level",

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from millstream import errors
-from millstream.listeners.http.route import JSON_MEDIA, Form, Parameter, Reply, Schema
+from millstream.broker.schedule_values import DAY_MS
+from millstream.listeners.http.bodies import LISTED_MAX
+from millstream.listeners.http.route import JSON_MEDIA, Body, Form, Parameter, Reply, Schema
 from millstream.listeners.http.schedule_answers import LIMIT_DEFAULT, LIMIT_MAX, SKIP_MAX
 from millstream.listeners.http.schemas import (
+    AFTER,
+    BOOLEAN,
     MESSAGE_READ,
     NUMBER,
     OFFSET,
@@ -13,9 +17,11 @@ from millstream.listeners.http.schemas import (
     PARTITION_IN_PATH,
     TIME,
     TOPIC_IN_PATH,
+    TOPIC_NAME,
     array,
     nullable,
     one_of,
+    said,
     shown,
     text,
     whole,
@@ -100,4 +106,81 @@ STATISTICS = Form(
     more="`levels` are those of the timing wheel: due within 2.56 s, 2.7 min, 2.9 h, 7.76 days, "
     "and beyond. `next_due_ms` is when the wheel is looked at next, which is not after the next "
     "message is due.",
+)
+
+
+# ---- named schedules
+
+_NAME_IN_PATH = Parameter(
+    "name", text(pattern="^(?!\\.{1,2}$)[a-zA-Z0-9._-]{1,100}$"), "The schedule's name.", "path"
+)
+_NAMED: Schema = shown(
+    "Schedule",
+    name=text(),
+    topic=text(),
+    every_ms=nullable(whole(1)),
+    cron=nullable(text()),
+    time_zone=text(),
+    paused=BOOLEAN,
+    message={"type": "object"},
+    created_ms=TIME,
+    next_ms=nullable(TIME),
+    last_ms=nullable(TIME),
+    runs=whole(),
+    error=nullable(text(description="Why the last run was left out.")),
+)
+_EVERY: Schema = {"anyOf": [whole(1000, 3650 * DAY_MS), text(pattern="^[1-9][0-9]{0,2}(s|m|h|d)$")]}
+NAMED_LIST = Form(
+    "All named schedules",
+    {200: _json("A page of them, by name.", shown("ScheduleList", schedules=array(_NAMED),
+                                                  next=nullable(text())))},
+    parameters=(AFTER, Parameter("limit", whole(1, LISTED_MAX), "How many at most.")),
+)  # fmt: skip
+NAMED_PUT = Form(
+    "Make a named schedule, or put it in the place of the one of that name",
+    {200: _json("The schedule. It begins anew.", _NAMED)},
+    (_NAME_IN_PATH,),
+    (
+        Body(
+            said(
+                "ScheduleAsked",
+                {"topic": text(pattern=TOPIC_NAME), "message": {"type": "object"}},
+                {
+                    "every": nullable(_EVERY),
+                    "cron": nullable(text()),
+                    "time_zone": text(),
+                    "paused": BOOLEAN,
+                },
+            )
+        ),
+    ),
+    (
+        errors.ScheduleInvalid,
+        errors.DelayInvalid,
+        errors.TooManySchedules,
+        *_TOPIC_ERRORS,
+        errors.TooManyTopics,
+        errors.PartitionUnknown,
+        errors.MessageTooLarge,
+        errors.TimestampInvalid,
+        errors.HeaderInvalid,
+        errors.KeyRequired,
+        errors.LaneUnknown,
+        *_APPEND_ERRORS,
+    ),
+    "`every` is an interval, in ms or as a text such as `15m`; `cron` has five fields, or is "
+    "`@hourly` and the like, in `time_zone`, such as `Europe/Berlin`. One of the two is needed. "
+    "`message` is what is published, as in a publish. Runs that were missed are one.",
+)
+NAMED_GET = Form(
+    "One named schedule",
+    {200: _json("The schedule, and when it runs next.", _NAMED)},
+    (_NAME_IN_PATH,),
+    errors=(errors.ScheduleUnknown,),
+)
+NAMED_DELETE = Form(
+    "Delete a named schedule",
+    {204: Reply("Done.")},
+    (_NAME_IN_PATH,),
+    errors=(errors.ScheduleUnknown, *_APPEND_ERRORS),
 )

@@ -20,6 +20,7 @@ from millstream.listeners.http.consumer_answers import ConsumerAnswers
 from millstream.listeners.http.dead_letter_answers import DeadLetterAnswers, DeadLetterParts
 from millstream.listeners.http.delivery_answers import KINDS, DeliveryAnswers
 from millstream.listeners.http.group_answers import GroupAnswers
+from millstream.listeners.http.named_answers import NamedAnswers
 from millstream.listeners.http.parameters import Parameters
 from millstream.listeners.http.read_answers import Readings
 from millstream.listeners.http.read_streams import Streams
@@ -38,6 +39,7 @@ TOPIC = "/v1/topics/{topic}"
 PARTITION = TOPIC + "/partitions/{partition}"
 CONSUMER = TOPIC + "/consumers/{consumer}"
 DELAYED = TOPIC + "/delayed"
+SCHEDULE = "/v1/schedules/{name}"
 GROUP = "/v1/groups/{group}"
 DEAD_LETTERS = TOPIC + "/dead-letters"
 DEAD_LETTER = DEAD_LETTERS + "/{partition}/{offset}"
@@ -210,12 +212,17 @@ class V1:
 
     def _schedule_routes(self) -> tuple[Route, ...]:
         answers, forms, tag = ScheduleAnswers(self._broker.schedules), schedule_forms, "schedules"
+        named = NamedAnswers(self._broker.named_schedules)
         one = (DELAYED + "/{partition}/{offset}",)
         return (
             Route("GET", (DELAYED,), answers.delayed, forms.LIST, tag),
             Route("GET", one, answers.show, forms.SHOW, tag),
             Route("DELETE", one, answers.cancel, forms.CANCEL, tag),
             Route("GET", ("/v1/delay/stats",), answers.statistics, forms.STATISTICS, tag),
+            Route("GET", ("/v1/schedules",), named.list, forms.NAMED_LIST, tag),
+            Route("PUT", (SCHEDULE,), named.put, forms.NAMED_PUT, tag),
+            Route("GET", (SCHEDULE,), named.get, forms.NAMED_GET, tag),
+            Route("DELETE", (SCHEDULE,), named.delete, forms.NAMED_DELETE, tag),
         )
 
     def _cluster(self, call: Call) -> Answer:
