@@ -46,8 +46,9 @@ STATES: Mapping[ClassicState, str] = {
 OTHER_STATES = {"empty": "Empty", "stable": "Stable", "rebalancing": "Reconciling"}
 DEAD = "Dead"
 CONSUMER, SHARE, CLASSIC = "consumer", "share", "classic"
-# Nobody may do nothing: there is no access control.
-NOT_ASKED = -(2**31)
+# What one may do, as a set of bits; the last alone says that it is not told: there is no access
+# control.
+NOT_KNOWN = frozenset((31,))
 UNKNOWN_IS_AN_ERROR_FROM = 6
 
 
@@ -154,7 +155,7 @@ def _group(
         protocol_type=protocol_type,
         protocol_data=protocol,
         members=members or [],
-        authorized_operations=NOT_ASKED,
+        authorized_operations=NOT_KNOWN,
     )
 
 
