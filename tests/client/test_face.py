@@ -20,6 +20,7 @@ def test_the_public_names_are_these() -> None:
     assert sorted(millstream.client.__all__) == [
         "AsyncClient",
         "BlockingDelivery",
+        "BlockingLeased",
         "Client",
         "Consumer",
         "ConsumerStatistics",
@@ -28,6 +29,7 @@ def test_the_public_names_are_these() -> None:
         "GroupFacts",
         "GroupLag",
         "GroupSummary",
+        "Leased",
         "Message",
         "Place",
         "Producer",
@@ -35,8 +37,16 @@ def test_the_public_names_are_these() -> None:
         "QueueFacts",
         "Received",
         "RedriveFacts",
+        "Reject",
+        "Release",
+        "Retry",
+        "Settle",
+        "Settled",
         "TopicFacts",
         "TopicStream",
+        "Work",
+        "WorkStatistics",
+        "WorkerStatistics",
     ]
     assert all(hasattr(millstream.client, name) for name in millstream.client.__all__)
 

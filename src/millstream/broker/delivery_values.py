@@ -80,6 +80,8 @@ class Received(NamedTuple):
     deadline_ms: int
     # Why there are not more: as many as the member, or the group, may have are in flight.
     limited_by: Literal["member", "group"] | None = None
+    # How long the shortest of the leases is, for clients whose clock is another.
+    visibility_ms: int = 0
 
 
 class Settle(NamedTuple):

@@ -458,7 +458,8 @@ class Granting:
             share.crew.counts.delivered += grant.left
             if grant.left:
                 self.arm(share, grant, grant.duration_ms / 1000)
-        return Received(records, deadline_ms)
+        shortest_ms = min(part.grant.duration_ms for part in parts)
+        return Received(records, deadline_ms, visibility_ms=shortest_ms)
 
     def arm(self, share: Share, grant: Grant, seconds: float) -> None:
         timers = self._shares.around.timers

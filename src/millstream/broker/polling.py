@@ -28,12 +28,14 @@ class Polling(Generic[T]):
     """One poll, or receive, under way. Cancel it when the client went away: then nothing of it
     counts as given, not even when it was answered already."""
 
-    __slots__ = ("_gate", "_give_back", "is_over", "pending")
+    __slots__ = ("_gate", "_give_back", "has_waited", "is_over", "pending")
 
     def __init__(self, give_back: Callable[[], None]) -> None:
         self.pending: Pending[T] = Pending()
         # It was ended from outside and has only to answer, without records.
         self.is_over = False
+        # It may have taken long, so whoever asked may have gone.
+        self.has_waited = False
         self._gate: Pending[None] | None = None
         self._give_back = give_back
 
@@ -61,6 +63,7 @@ class Polling(Generic[T]):
             gate.succeed(None)
 
     def wait(self) -> Pending[None]:
+        self.has_waited = True
         self._gate = Pending()
         return self._gate
 

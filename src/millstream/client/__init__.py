@@ -7,19 +7,25 @@ from __future__ import annotations
 
 from millstream.client.batches import Delivery
 from millstream.client.blocking import BlockingDelivery, Client
+from millstream.client.blocking_work import BlockingLeased
 from millstream.client.client import AsyncClient
 from millstream.client.consumer import Consumer, ConsumerStatistics
 from millstream.client.dead_letters import DeadLetter, RedriveFacts
 from millstream.client.groups import GroupFacts, GroupLag, GroupSummary
+from millstream.client.leases import Leased, Settled
 from millstream.client.producer import Producer, ProducerStatistics
 from millstream.client.queues import Message, QueueFacts
 from millstream.client.stream import TopicStream
 from millstream.client.topics import TopicFacts
 from millstream.client.values import Place, Received
+from millstream.client.work import Work, WorkStatistics
+from millstream.client.worker import Reject, Release, Retry, WorkerStatistics
+from millstream.wire.leases import Settle
 
 __all__ = [
     "AsyncClient",
     "BlockingDelivery",
+    "BlockingLeased",
     "Client",
     "Consumer",
     "ConsumerStatistics",
@@ -28,6 +34,7 @@ __all__ = [
     "GroupFacts",
     "GroupLag",
     "GroupSummary",
+    "Leased",
     "Message",
     "Place",
     "Producer",
@@ -35,6 +42,14 @@ __all__ = [
     "QueueFacts",
     "Received",
     "RedriveFacts",
+    "Reject",
+    "Release",
+    "Retry",
+    "Settle",
+    "Settled",
     "TopicFacts",
     "TopicStream",
+    "Work",
+    "WorkStatistics",
+    "WorkerStatistics",
 ]

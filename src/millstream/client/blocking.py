@@ -8,105 +8,42 @@ threads.
 from __future__ import annotations
 
 import asyncio
-import functools
 import math
 import ssl
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import (
-    Any,
-    Concatenate,
     Literal,
     NamedTuple,
-    ParamSpec,
-    Protocol,
     Self,
     TypeAlias,
-    TypeVar,
     Unpack,
 )
 from weakref import WeakSet
 
 from millstream.client.batches import Delivery
+from millstream.client.blocking_work import BlockingLeased, BlockingWork
 from millstream.client.client import AsyncClient, Compression
 from millstream.client.consumer import Consumer, ConsumerStatistics
 from millstream.client.dead_letters import DeadLetter, DeadLetters, LetterFilter
 from millstream.client.groups import Groups
+from millstream.client.leases import LeaseStart, Settled
 from millstream.client.membership import Assignor, OffsetReset, TopicPartition
 from millstream.client.producer import RECORD_OVERHEAD_BYTES, Producer, ProducerStatistics
 from millstream.client.queues import Message, Queues
 from millstream.client.reading import Start
 from millstream.client.stream import TopicStream
+from millstream.client.threads import LoopThread, blocking, iterate, next_of
 from millstream.client.topics import Acks, Topics
 from millstream.client.values import Encoded, HeaderMap, Key, Place, Received, Value, encode_value
+from millstream.client.worker import WorkerStatistics
 from millstream.errors import ClientClosed
 from millstream.wire.places import DEFAULT_SERVER
-
-A = TypeVar("A")
-A_co = TypeVar("A_co", covariant=True)
-T = TypeVar("T")
-P = ParamSpec("P")
 
 # What may wait between the threads: a few batches, so that neither waits for the other.
 HAND_OVER_BYTES = 2 * 2**20
 SLICE = 200
-
-
-class LoopThread:
-    """An event loop in a thread."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self.loop.run_forever, name="millstream-client", daemon=True
-        )
-        self._thread.start()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run it there and wait for it here."""
-        if not self.is_running:
-            work.close()
-            raise ClientClosed("this client was closed; make another")
-        assert threading.current_thread() is not self._thread, "a blocking call inside the loop"
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        try:
-            return future.result()
-        except BaseException:
-            # Ctrl-C, for one, must not leave it running.
-            future.cancel()
-            raise
-
-    @property
-    def is_running(self) -> bool:
-        return self._thread.is_alive()
-
-    def stop(self) -> None:
-        if self._thread.is_alive():
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self._thread.join()
-            self.loop.close()
-
-
-class Face(Protocol[A_co]):
-    """Something of the asyncio client, with the thread that it lives in."""
-
-    @property
-    def inner(self) -> A_co: ...
-    @property
-    def thread(self) -> LoopThread: ...
-
-
-def blocking(
-    method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[Face[A], P], T]:
-    """The same method, waited for."""
-
-    @functools.wraps(method)
-    def call(self: Face[A], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.thread.run(method(self.inner, *args, **kwargs))
-
-    return call
 
 
 class BlockingQueues:
@@ -131,7 +68,7 @@ class BlockingQueues:
 
     def stream(self, name: str) -> Iterator[Message]:
         """Messages as they come, until the caller stops."""
-        return _iterate(self.thread, self.inner.stream(name))
+        return iterate(self.thread, self.inner.stream(name))
 
 
 class BlockingTopics:
@@ -188,7 +125,7 @@ class BlockingDeadLetters:
 
     def read(self, topic: str, **wanted: Unpack[LetterFilter]) -> Iterator[DeadLetter]:
         """Those that a filter means, by partition and offset."""
-        return _iterate(self.thread, self.inner.read(topic, **wanted))
+        return iterate(self.thread, self.inner.read(topic, **wanted))
 
 
 class BlockingDelivery:
@@ -380,7 +317,7 @@ class BlockingConsumer:
         return self
 
     def __next__(self) -> Received:
-        return _next(self.thread, self.inner)
+        return next_of(self.thread, self.inner)
 
     @property
     def assignment(self) -> frozenset[TopicPartition]:
@@ -412,7 +349,7 @@ class BlockingStream:
         return self
 
     def __next__(self) -> Received:
-        return _next(self.thread, self.inner)
+        return next_of(self.thread, self.inner)
 
 
 class Client:
@@ -541,37 +478,118 @@ class Client:
             follow=follow,
             patience_s=patience_s,
         )
-        for chunk in _iterate(self.thread, chunks):
+        for chunk in iterate(self.thread, chunks):
             yield from chunk
+
+    # ---- work queues
+
+    def receive(
+        self,
+        topics: str | Iterable[str],
+        *,
+        group: str,
+        count: int = 1,
+        wait_s: float = 0.0,
+        visibility_s: float | None = None,
+        member: str | None = None,
+        start: LeaseStart | None = None,
+    ) -> list[BlockingLeased]:
+        """Up to so many records, leased; settle each before its lease runs out."""
+        found = self.thread.run(
+            self.inner.receive(
+                topics,
+                group=group,
+                count=count,
+                wait_s=wait_s,
+                visibility_s=visibility_s,
+                member=member,
+                start=start,
+            )
+        )
+        return [BlockingLeased(self.thread, one) for one in found]
+
+    def ack(self, messages: BlockingLeased | str | Iterable[BlockingLeased | str]) -> list[Settled]:
+        """Done: many in one request, by message or by receipt, each with its result."""
+        ones = (messages,) if isinstance(messages, BlockingLeased | str) else messages
+        plain = [one if isinstance(one, str) else one.inner for one in ones]
+        return self.thread.run(self.inner.ack(plain))
+
+    settle = blocking(AsyncClient.settle)
+
+    def work(
+        self,
+        topics: str | Iterable[str],
+        *,
+        group: str,
+        prefetch: int = 10,
+        visibility_s: float | None = None,
+        member: str | None = None,
+        start: LeaseStart | None = None,
+        patience_s: float = math.inf,
+    ) -> BlockingWork:
+        """Leased messages as they come, for `for`; settle each by its own methods."""
+        work = self.inner.work(
+            topics,
+            group=group,
+            prefetch=prefetch,
+            visibility_s=visibility_s,
+            member=member,
+            start=start,
+            patience_s=patience_s,
+        )
+        return BlockingWork(self.thread, work)
+
+    def worker(
+        self,
+        topics: str | Iterable[str],
+        *,
+        group: str,
+        concurrency: int = 1,
+        prefetch: int | None = None,
+        visibility_s: float | None = None,
+        member: str | None = None,
+        start: LeaseStart | None = None,
+        grace_s: float = 10.0,
+        patience_s: float = math.inf,
+    ) -> Callable[[Callable[[BlockingLeased], object]], Callable[[BlockingLeased], object]]:
+        """Decorates a function that handles a message, in a thread: `run_workers` runs it."""
+        register = self.inner.worker(
+            topics,
+            group=group,
+            concurrency=concurrency,
+            prefetch=prefetch,
+            visibility_s=visibility_s,
+            member=member,
+            start=start,
+            grace_s=grace_s,
+            patience_s=patience_s,
+        )
+
+        def decorate(
+            handler: Callable[[BlockingLeased], object],
+        ) -> Callable[[BlockingLeased], object]:
+            register(lambda message: handler(BlockingLeased(self.thread, message)))
+            return handler
+
+        return decorate
+
+    def run_workers(self) -> None:
+        """Until `stop_workers`, which any thread may call, or Ctrl-C: then handlers that run are
+        given their time first."""
+        running = asyncio.run_coroutine_threadsafe(self.inner.run_workers(), self.thread.loop)
+        try:
+            running.result()
+        except KeyboardInterrupt:
+            self.stop_workers()
+            running.result()
+            raise
+
+    def stop_workers(self) -> None:
+        self.thread.loop.call_soon_threadsafe(self.inner.stop_workers)
+
+    def worker_statistics(self) -> list[WorkerStatistics]:
+        return self.inner.worker_statistics()
 
     def stream(self, topic: str) -> BlockingStream:
         """A topic over one WebSocket: publish, read in order, acknowledge."""
         return BlockingStream(self.thread, self.inner.stream(topic))
-
-
-def _iterate(thread: LoopThread, source: AsyncIterator[T]) -> Iterator[T]:
-    try:
-        while (item := thread.run(_advance(source))) is not None:
-            yield item[0]
-    finally:
-        with suppress(ClientClosed):
-            thread.run(_close(source))
-
-
-def _next(thread: LoopThread, source: AsyncIterator[T]) -> T:
-    item = thread.run(_advance(source))
-    if item is None:
-        raise StopIteration
-    return item[0]
-
-
-async def _advance(source: AsyncIterator[T]) -> tuple[T] | None:
-    # StopAsyncIteration cannot cross into a future.
-    async for item in source:
-        return (item,)
-    return None
-
-
-async def _close(source: AsyncIterator[Any]) -> None:
-    if isinstance(source, AsyncGenerator):
-        await source.aclose()

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
+import secrets
 import ssl
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Literal, Self, TypeAlias
 from weakref import WeakSet
 
 from millstream.client.consumer import Consumer
 from millstream.client.dead_letters import DeadLetters
 from millstream.client.groups import Groups
+from millstream.client.leases import (
+    LeaseCalls,
+    Leased,
+    LeaseStart,
+    ReceiveOptions,
+    Settled,
+    receipts_of,
+)
 from millstream.client.membership import Assignor, JoinOptions, OffsetReset
 from millstream.client.producer import Producer
 from millstream.client.queues import Queues
@@ -20,7 +29,10 @@ from millstream.client.stream import TopicStream
 from millstream.client.topics import Acks, Topics
 from millstream.client.transport import Transport
 from millstream.client.values import HeaderMap, Key, Place, Received, Value
+from millstream.client.work import RECEIVE_MAX, Work
+from millstream.client.worker import H, Worker, Workers, WorkerStatistics
 from millstream.errors import ParameterInvalid
+from millstream.wire.leases import Settle
 from millstream.wire.places import DEFAULT_SERVER
 
 Compression: TypeAlias = Literal["none", "gzip", "snappy", "lz4", "zstd"]
@@ -53,8 +65,10 @@ class AsyncClient:
         self.topics = Topics(self._transport)
         self.groups = Groups(self._transport)
         self.dead_letters = DeadLetters(self._transport)
+        self._leases = LeaseCalls(self._transport)
+        self._workers = Workers()
         # Those that nobody holds any more have nothing to close.
-        self._made: WeakSet[Producer | Consumer] = WeakSet()
+        self._made: WeakSet[Producer | Consumer | Work] = WeakSet()
 
     async def __aenter__(self) -> Self:
         return self
@@ -198,6 +212,117 @@ class AsyncClient:
         """The same, in lists of as many as come together."""
         options = ReadOptions(topic, partition, offset, time_ms, last, follow, patience_s)
         return read_chunks(self._transport, options)
+
+    # ---- work queues
+
+    async def receive(
+        self,
+        topics: str | Iterable[str],
+        *,
+        group: str,
+        count: int = 1,
+        wait_s: float = 0.0,
+        visibility_s: float | None = None,
+        member: str | None = None,
+        start: LeaseStart | None = None,
+    ) -> list[Leased]:
+        """Up to so many records, leased, waiting while there is none. Settle each before its lease
+        runs out; nobody extends it for you: `work` and `worker` do."""
+        names = (topics,) if isinstance(topics, str) else tuple(topics)
+        options = ReceiveOptions(names, group, visibility_s, member, start)
+        return (await self._leases.receive(options, count, wait_s)).messages
+
+    async def ack(self, messages: Leased | str | Iterable[Leased | str]) -> list[Settled]:
+        """Done: many in one request, by message or by receipt, each with its result. What is
+        refused says so there, and raises nothing."""
+        settles = [Settle("ack", receipt) for receipt in receipts_of(messages)]
+        return await self._leases.settle(settles)
+
+    async def settle(self, settles: Sequence[Settle]) -> list[Settled]:
+        """Many in one request, each in its own way."""
+        return await self._leases.settle(settles)
+
+    def work(
+        self,
+        topics: str | Iterable[str],
+        *,
+        group: str,
+        prefetch: int = 10,
+        visibility_s: float | None = None,
+        member: str | None = None,
+        start: LeaseStart | None = None,
+        patience_s: float = math.inf,
+    ) -> Work:
+        """Leased messages as they come, for `async for`; settle each by its own methods. Leases
+        are extended until then. Closing it releases what was received ahead.
+
+        `patience_s` is how long a broker that is away is waited for, each time.
+        """
+        if not 1 <= prefetch <= RECEIVE_MAX:
+            raise ParameterInvalid(
+                f"prefetch is {prefetch}; it must be 1 to {RECEIVE_MAX}", parameter="prefetch"
+            )
+        names = (topics,) if isinstance(topics, str) else tuple(topics)
+        member = member or f"python-{secrets.token_hex(4)}"
+        options = ReceiveOptions(names, group, visibility_s, member, start)
+        work = Work(self._leases, options, prefetch=prefetch, patience_s=patience_s)
+        self._made.add(work)
+        return work
+
+    def worker(
+        self,
+        topics: str | Iterable[str],
+        *,
+        group: str,
+        concurrency: int = 1,
+        prefetch: int | None = None,
+        visibility_s: float | None = None,
+        member: str | None = None,
+        start: LeaseStart | None = None,
+        grace_s: float = 10.0,
+        patience_s: float = math.inf,
+    ) -> Callable[[H], H]:
+        """Decorates a function that handles a message: `run_workers` runs it, so many at a time.
+        Returning acks, raising nacks; see `Reject`, `Retry` and `Release`. When workers stop,
+        handlers have `grace_s` to end."""
+
+        def decorate(handler: H) -> H:
+            def make_work(room: int) -> Work:
+                return self.work(
+                    topics,
+                    group=group,
+                    prefetch=room,
+                    visibility_s=visibility_s,
+                    member=member,
+                    start=start,
+                    patience_s=patience_s,
+                )
+
+            def make() -> Worker:
+                return Worker(
+                    make_work,
+                    handler,
+                    concurrency=concurrency,
+                    prefetch=prefetch,
+                    grace_s=grace_s,
+                )
+
+            self._workers.add(make)
+            return handler
+
+        return decorate
+
+    async def run_workers(self) -> None:
+        """Until `stop_workers`, or until this is cancelled, or until the broker refuses something
+        for good; handlers that run are given their time first."""
+        await self._workers.run()
+
+    def stop_workers(self) -> None:
+        self._workers.stop()
+
+    def worker_statistics(self) -> list[WorkerStatistics]:
+        """Of the workers that run, in the order in which they were made."""
+        return self._workers.statistics()
 
     def stream(self, topic: str) -> TopicStream:
         """A topic over one WebSocket: publish, read in order, acknowledge."""

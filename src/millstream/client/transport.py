@@ -58,8 +58,8 @@ class Transport:
         self._is_closed = False
         self._all_ended: asyncio.Future[None] | None = None
         self._fixed = (
-            f"host: {self.place.authority}\r\naccept: application/json\r\n"
-            f"user-agent: millstream-python/{millstream.__version__}\r\n"
+            f"host: {self.place.authority}\r\n"
+            f"user-agent: millstream-python/{millstream.__version__}\r\naccept: "
         ).encode("ascii")
 
     async def ask(
@@ -69,6 +69,7 @@ class Transport:
         body: bytes = b"",
         *,
         media: bytes = JSON,
+        accept: bytes = JSON,
         headers: Mapping[str, str] | None = None,
         is_repeatable: bool | None = None,
         hold_s: float = 0.0,
@@ -89,7 +90,13 @@ class Transport:
             wait_s = None
             try:
                 reply = await self.ask_once(
-                    method, path, body, media=media, headers=headers, hold_s=hold_s
+                    method,
+                    path,
+                    body,
+                    media=media,
+                    accept=accept,
+                    headers=headers,
+                    hold_s=hold_s,
                 )
             except (BrokerUnreachable, OutcomeUnknown) as caught:
                 if isinstance(caught, OutcomeUnknown) and not is_repeatable:
@@ -116,12 +123,13 @@ class Transport:
         body: bytes = b"",
         *,
         media: bytes = JSON,
+        accept: bytes = JSON,
         headers: Mapping[str, str] | None = None,
         hold_s: float = 0.0,
     ) -> Reply:
         """One try, whatever its status. BrokerUnreachable when nothing was sent, OutcomeUnknown
         when no whole answer came."""
-        fixed = self._fixed
+        fixed = self._fixed + accept + b"\r\n"
         if headers:
             extra = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
             assert extra.count("\n") == len(headers)

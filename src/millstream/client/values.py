@@ -14,13 +14,21 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from millstream.errors import BodyInvalid, HeaderInvalid
-from millstream.wire.batches import OWN_PREFIX, TYPE_HEADER, TYPE_JSON, Headers, Record
+from millstream.wire.batches import (
+    OWN_PREFIX,
+    TYPE_HEADER,
+    TYPE_JSON,
+    Headers,
+    Record,
+    is_shown_header,
+)
 
 # Bytes, text, None or what JSON can say; also dataclasses and msgspec's structs.
 Value: TypeAlias = Any
 Key: TypeAlias = bytes | str | None
 HeaderMap: TypeAlias = Mapping[str, bytes | str | None]
 
+NORMAL_LANE = "normal"
 _JSON_HEADERS: Headers = ((TYPE_HEADER, TYPE_JSON),)
 
 
@@ -44,6 +52,7 @@ class Received(NamedTuple):
     headers: Headers = ()
     # Whether it was published as JSON, and not as text or bytes.
     is_json: bool = False
+    lane: str = NORMAL_LANE
 
     @property
     def text(self) -> str:
@@ -61,7 +70,7 @@ def received(topic: str, partition: int, record: Record) -> Received:
     is_json = False
     if headers:
         is_json = (TYPE_HEADER, TYPE_JSON) in headers
-        headers = tuple(pair for pair in headers if not pair[0].startswith(OWN_PREFIX))
+        headers = tuple(pair for pair in headers if is_shown_header(pair[0]))
     return Received(
         topic,
         partition,
@@ -71,6 +80,7 @@ def received(topic: str, partition: int, record: Record) -> Received:
         record.value,
         headers,
         is_json,
+        (record.lane or NORMAL_LANE) if record.headers else NORMAL_LANE,
     )
 
 
@@ -141,6 +151,7 @@ class ReadMessage(msgspec.Struct):
     key_encoding: str | None = None
     encoding: str | None = None
     headers: dict[str, str | dict[str, str] | None] = {}
+    lane: str = NORMAL_LANE
 
     def received(self, topic: str) -> Received:
         value, is_json = self._value()
@@ -157,6 +168,7 @@ class ReadMessage(msgspec.Struct):
             value,
             headers,
             is_json,
+            self.lane,
         )
 
     def _value(self) -> tuple[bytes | None, bool]:

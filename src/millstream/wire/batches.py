@@ -30,10 +30,15 @@ from millstream.log.batch import (
 TYPE_HEADER = "ms-type"
 TYPE_JSON = b"json"
 OWN_PREFIX = "ms-"
+# Of those, what says why a record is a dead letter, or was put back, is for everybody.
+DEAD_PREFIX = "ms-dead-"
+REDRIVEN_HEADERS = frozenset(("ms-redrives", "ms-first-time"))
 
 __all__ = [
     "COMPRESSIONS",
+    "DEAD_PREFIX",
     "OWN_PREFIX",
+    "REDRIVEN_HEADERS",
     "TYPE_HEADER",
     "TYPE_JSON",
     "Data",
@@ -43,12 +48,20 @@ __all__ = [
     "Record",
     "decode",
     "encode",
+    "is_shown_header",
     "join_batches",
     "split_batches",
     "walk",
 ]
 
 _PARTITION = struct.Struct(">i")
+
+
+def is_shown_header(name: str) -> bool:
+    """Whether users see it."""
+    if not name.startswith(OWN_PREFIX):
+        return True
+    return name.startswith(DEAD_PREFIX) or name in REDRIVEN_HEADERS
 
 
 def join_batches(entries: Iterable[tuple[int, bytes]]) -> bytes:

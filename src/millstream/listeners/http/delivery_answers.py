@@ -18,8 +18,10 @@ from millstream.listeners.http.answer import Answer
 from millstream.listeners.http.answers import failure
 from millstream.listeners.http.bodies import json_of, read_body
 from millstream.listeners.http.later import Later, later
-from millstream.listeners.http.messages import listed, shown_lease
+from millstream.listeners.http.messages import TYPE, listed, shown_lease
 from millstream.listeners.http.parameters import OFFSET_MAX, PARTITION_MAX, Parameters, whole
+from millstream.wire import leases
+from millstream.wire.batches import is_shown_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -104,6 +106,7 @@ KINDS = {
 }
 
 _receiving = msgspec.json.Decoder(Receiving)
+_pack = msgspec.msgpack.Encoder().encode
 _settlings = msgspec.json.Decoder(Settlings)
 
 
@@ -142,7 +145,15 @@ class DeliveryAnswers:
         receiving = self._delivery.receive(group, receive)
         if not receiving.pending.is_done:
             waits.hold(call, receiving)
-        return later(receiving.pending, lambda found: _received(group, found))
+        written = _packed if call.header(b"accept") == leases.MEDIA else _received
+
+        def answer(found: Received) -> Answer:
+            if receiving.has_waited and found.records and call.is_lost:
+                # The loop does not know it yet, and nobody would read this.
+                receiving.cancel()
+            return written(group, found)
+
+        return later(receiving.pending, answer)
 
     # ---- settling
 
@@ -261,13 +272,42 @@ class DeliveryAnswers:
 
 def _received(group: str, received: Received) -> Answer:
     limited_by = received.limited_by
-    body = b'{"group":"%b","deadline_ms":%d,"limited_by":%b,"messages":%b}' % (
+    body = b'{"group":"%b","deadline_ms":%d,"visibility_ms":%d,"limited_by":%b,"messages":%b}' % (
         group.encode(),
         received.deadline_ms,
+        received.visibility_ms,
         b"null" if limited_by is None else b'"%b"' % limited_by.encode(),
         listed([shown_lease(one) for one in received.records]),
     )
     return Answer(200, body)
+
+
+def _packed(group: str, received: Received) -> Answer:
+    """The same for programs, without text: see `wire/leases.py`."""
+    messages = [
+        (
+            topic,
+            partition,
+            record.offset,
+            record.timestamp,
+            record.key,
+            record.value,
+            [one for one in record.headers if is_shown_header(one[0])] if record.headers else (),
+            TYPE in record.headers,
+            lane,
+            deliveries,
+            receipt,
+        )
+        for topic, partition, record, lane, deliveries, receipt in received.records
+    ]
+    page = {
+        "group": group,
+        "deadline_ms": received.deadline_ms,
+        "visibility_ms": received.visibility_ms,
+        "limited_by": received.limited_by,
+        "messages": messages,
+    }
+    return Answer(200, _pack(page), leases.MEDIA)
 
 
 def _settled(found: list[Settled]) -> Answer:

@@ -77,11 +77,15 @@ def receive(options: DeliveryOptions) -> Form:
             200: _json(
                 "Messages, each with its receipt; none when none came in time. `deadline_ms` is "
                 "when the first of the leases runs out, `limited_by` says why there are not more: "
-                "as many as the `member`, or the `group`, may have are in flight.",
+                "as many as the `member`, or the `group`, may have are in flight. With `Accept: "
+                "application/msgpack` the same comes as MessagePack: keys, values and headers are "
+                "bytes, and a message is an array of topic, partition, offset, timestamp_ms, key, "
+                "value, headers (pairs), whether it is JSON, lane, deliveries and receipt.",
                 shown(
                     "Received",
                     group=text(),
                     deadline_ms=TIME,
+                    visibility_ms=whole(),
                     limited_by=nullable(one_of("member", "group")),
                     messages=array(_LEASED),
                 ),

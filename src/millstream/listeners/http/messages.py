@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from millstream.broker.dead_letter_values import FIRST_TIME_HEADER, REDRIVES_HEADER
-from millstream.broker.dead_letter_values import HEADER_PREFIX as DEAD_PREFIX
 from millstream.broker.idempotency import KEY, KEY_LENGTH_MAX
 from millstream.broker.publishing import Outgoing
 from millstream.broker.reading import Stored
@@ -34,6 +32,7 @@ from millstream.errors import (
 from millstream.listeners.http.bodies import UNREADABLE, read_body
 from millstream.listeners.http.parameters import OFFSET_MAX, PARTITION_MAX, SHOWN_MAX
 from millstream.log.batch import Headers
+from millstream.wire.batches import is_shown_header
 from millstream.wire.lanes import NORMAL, lane_of_word
 from millstream.wire.times import delay_ms_of, time_ms_of
 
@@ -44,7 +43,6 @@ RECORDS_MAX = 10_000
 HEADERS_MAX = 100
 HEADER_NAME_LENGTH_MAX = 255
 OWN_PREFIX = "ms-"
-REDRIVEN = (REDRIVES_HEADER, FIRST_TIME_HEADER)
 NORMAL_LANE = "normal"
 _HEADER_NAME = re.compile(rf"[ -~]{{1,{HEADER_NAME_LENGTH_MAX}}}")
 TYPE = ("ms-type", b"json")
@@ -327,12 +325,6 @@ def _text_or_base64(data: bytes) -> tuple[str, str | None]:
         return data.decode(), None
     except UnicodeDecodeError:
         return base64.b64encode(data).decode(), "base64"
-
-
-def is_shown_header(name: str) -> bool:
-    """All but Millstream's own; why a record is a dead letter is everybody's business, and so is
-    that it was put back."""
-    return not name.startswith(OWN_PREFIX) or name.startswith(DEAD_PREFIX) or name in REDRIVEN
 
 
 def _shown_headers(

@@ -41,6 +41,11 @@ class Call(Protocol):
 
     def header(self, name: bytes) -> bytes: ...
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the client went away, as far as the system knows."""
+        ...
+
 
 Handler: TypeAlias = Callable[..., Answer | Pending[Answer] | Later]
 

@@ -24,10 +24,10 @@ from millstream.listeners.http.messages import (
     encoded,
     header_name,
     idempotency_key,
-    is_shown_header,
 )
 from millstream.log.batch import LANE_HEADER
 from millstream.wire import stream
+from millstream.wire.batches import is_shown_header
 
 if TYPE_CHECKING:
     from millstream.broker.publishing import Acks, Published

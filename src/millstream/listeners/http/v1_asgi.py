@@ -15,6 +15,7 @@ from starlette.responses import Response, StreamingResponse
 
 from millstream.engine.pending import Pending
 from millstream.listeners.http.answer import NO_CONTENT, Answer
+from millstream.listeners.http.hot import IS_LOST
 from millstream.listeners.http.later import Later
 from millstream.listeners.http.route import Route, operation
 
@@ -29,13 +30,18 @@ NO_STORE = {"cache-control": "no-store"}
 class ColdCall:
     """A request that came through ASGI."""
 
-    __slots__ = ("body", "headers", "on_lost", "query")
+    __slots__ = ("_ask_whether_lost", "body", "headers", "on_lost", "query")
 
     def __init__(self, request: Request, body: bytes) -> None:
         self.headers: list[tuple[bytes, bytes]] = request.scope["headers"]
         self.body = body
         self.query: bytes = request.scope["query_string"]
         self.on_lost: Callable[[], None] | None = None
+        self._ask_whether_lost: Callable[[], bool] | None = request.scope.get(IS_LOST)
+
+    @property
+    def is_lost(self) -> bool:
+        return self._ask_whether_lost is not None and self._ask_whether_lost()
 
     def header(self, name: bytes) -> bytes:
         for key, value in self.headers:
