@@ -6,7 +6,8 @@ This is the public face. What is listed in `__all__` keeps its name and meaning;
 from __future__ import annotations
 
 from millstream.client.batches import Delivery
-from millstream.client.blocking import BlockingDelivery, Client
+from millstream.client.blocking import Client
+from millstream.client.blocking_producer import BlockingDelivery
 from millstream.client.blocking_work import BlockingLeased
 from millstream.client.client import AsyncClient
 from millstream.client.consumer import Consumer, ConsumerStatistics
