@@ -191,7 +191,8 @@ def test_the_record_with_the_newest_time_is_found(
     broker: BrokerProcess, admin: AdminClient
 ) -> None:
     make_topic(broker, "newest")
-    asked = {TopicPartition("newest", 0): OffsetSpec.max_timestamp()}  # type: ignore[no-untyped-call]
+    newest = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
+    asked = {TopicPartition("newest", 0): newest}
     assert done(admin.list_offsets(asked)).offset == -1
     produce(broker, "newest", [b"first", b"second", b"third"])
     found = done(admin.list_offsets(asked))

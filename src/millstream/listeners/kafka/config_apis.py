@@ -102,7 +102,8 @@ def _of(context: Context, resource: Any) -> list[Config]:
 
 
 def _shown(config: Config, with_synonyms: bool, with_about: bool) -> Any:
-    Shown = DescribeConfigsResponse.DescribeConfigsResult.DescribeConfigsResourceResult  # noqa: N806
+    Result = DescribeConfigsResponse.DescribeConfigsResult  # noqa: N806  a class
+    Shown = Result.DescribeConfigsResourceResult  # noqa: N806  a class
     Synonym = Shown.DescribeConfigsSynonym  # noqa: N806  a class
     itself = Synonym(name=config.name, value=config.value, source=config.source)
     return Shown(

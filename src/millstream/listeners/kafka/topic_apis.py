@@ -230,5 +230,6 @@ def _trimmed(context: Context, name: str, part: Any) -> Generator[Pending[Any], 
         start = yield context.broker.topics.trim(name, part.partition_index, offset)
     except MillstreamError as error:
         code = context.code(error)
-    Result = DeleteRecordsResponse.DeleteRecordsTopicResult.DeleteRecordsPartitionResult  # noqa: N806
+    Topic = DeleteRecordsResponse.DeleteRecordsTopicResult  # noqa: N806  a class
+    Result = Topic.DeleteRecordsPartitionResult  # noqa: N806  a class
     return Result(partition_index=part.partition_index, low_watermark=start, error_code=code)
