@@ -75,7 +75,8 @@ class Limits:
     request_bytes_max: int = 100 * 1024 * 1024
     # Of one connection, received and not answered.
     requests_max: int = 100
-    # Of all connections: requests that are received or not answered, and answers not read.
+    # Of all connections: one half for requests that arrive, the other for requests that are not
+    # answered and answers that are not read.
     buffer_bytes_max: int = 512 * 1024 * 1024
 
 
@@ -90,6 +91,7 @@ class Shared:
     is_logging: bool = False
     buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(SHARED_BYTES)))
     buffer_bytes: int = 0
+    claimed_bytes: int = 0
     connections: set[Connection] = field(default_factory=set)
     # Connections that wait until there is room again.
     waiting: dict[Connection, None] = field(default_factory=dict)
@@ -98,17 +100,35 @@ class Shared:
 
     @property
     def room(self) -> int:
-        return self.limits.buffer_bytes_max - self.buffer_bytes
+        """For answers, and for requests that wait for theirs: half of all."""
+        return self.limits.buffer_bytes_max // 2 - self.buffer_bytes
 
     def hold(self, size: int) -> None:
         self.buffer_bytes += size
 
     def release(self, size: int) -> None:
         self.buffer_bytes -= size
-        while self.waiting and self.room > 0:
-            first = next(iter(self.waiting))
-            del self.waiting[first]
-            first.go_on()
+        self._tell()
+
+    def claim(self, size: int) -> bool:
+        """Whether there is room for a request that comes in pieces; the other half is for those.
+        One that has begun has room to its end, so that they never wait for each other."""
+        is_room = self.claimed_bytes + size <= self.limits.buffer_bytes_max // 2
+        if is_room or not self.claimed_bytes:
+            self.claimed_bytes += size
+            return True
+        return False
+
+    def unclaim(self, size: int) -> None:
+        self.claimed_bytes -= size
+        self._tell()
+
+    def _tell(self) -> None:
+        for one in list(self.waiting):
+            if self.room <= 0:
+                break
+            del self.waiting[one]
+            one.go_on()
 
 
 class _Slot:
@@ -140,6 +160,7 @@ class Connection(asyncio.BufferedProtocol):
         "_line",
         "_loop",
         "_out",
+        "_out_bytes",
         "_peer",
         "_rest",
         "_shared",
@@ -163,6 +184,7 @@ class Connection(asyncio.BufferedProtocol):
         self._rest = b""
         self._line: deque[_Slot] = deque()
         self._out: Pieces = []
+        self._out_bytes = 0
         self._is_flushing = False
         self._is_paused = False
         self._is_unread = False
@@ -191,7 +213,8 @@ class Connection(asyncio.BufferedProtocol):
         shared.connections.discard(self)
         shared.waiting.pop(self, None)
         # What is in the engine goes on, and its answer finds nobody.
-        held = self._unread + self._filled + sum(slot.size for slot in self._line)
+        held = self._unread + sum(slot.size for slot in self._line)
+        claimed = 0 if self._frame is None else len(self._frame)
         hurried = [slot.call for slot in self._line]
         self._line.clear()
         self._frame = None
@@ -199,6 +222,7 @@ class Connection(asyncio.BufferedProtocol):
         self._out = []
         self._unread = self._filled = 0
         shared.release(held)
+        shared.unclaim(claimed)
         for call in hurried:
             call.hurry()
 
@@ -215,18 +239,18 @@ class Connection(asyncio.BufferedProtocol):
             self._read(self._shared.buffer[:count])
             return
         self._filled += count
-        self._shared.hold(count)
         if self._filled == len(frame):
             self._frame = None
             self._filled = 0
             self._serve(frame)
             self._flush()
-            self._shared.release(len(frame))
-        self._mind_limits()
+            self._mind_limits()
+            self._shared.unclaim(len(frame))
 
     def eof_received(self) -> bool:
-        """A client that sends no more may still read its answers."""
-        self._end()
+        """A client that sends no more may still read its answers, but not wait for any: as a rule
+        it is gone."""
+        self.shut()
         return True
 
     def pause_writing(self) -> None:
@@ -306,45 +330,52 @@ class Connection(asyncio.BufferedProtocol):
                 self._start = bytes(data[at:])
                 break
             size: int = frames.SIZE.unpack_from(data, at)[0]
-            at += frames.SIZE_BYTES
             if not frames.REQUEST_BYTES_MIN <= size <= self._shared.limits.request_bytes_max:
                 self._refuse(f"a request says that it has {size} bytes")
                 break
-            if end - at < size:
-                self._begin(size, data[at:])
+            begin = at + frames.SIZE_BYTES
+            if end - begin < size:
+                if self._shared.claim(size):
+                    self._begin(size, data[begin:])
+                else:
+                    self._rest = bytes(data[at:])
+                    self._pause()
+                    self._shared.waiting[self] = None
                 break
-            self._serve(memoryview(bytes(data[at : at + size])))
-            at += size
+            at = begin + size
+            self._serve(memoryview(bytes(data[begin:at])))
+            if self._out_bytes > UNREAD_BYTES:
+                # So that a client that does not read is noticed before all of it is answered.
+                self._flush()
         self._flush()
         self._mind_limits()
 
     def _begin(self, size: int, start: memoryview) -> None:
         """The first part of a request whose rest is read into its own memory. The kernel gives
-        that page by page, so what is only announced takes none, and is not counted."""
+        that page by page, so what is only announced takes none."""
         self._frame = memoryview(bytearray(size))
         self._frame[: len(start)] = start
         self._filled = len(start)
-        self._shared.hold(len(start))
 
     def _is_full(self) -> bool:
-        """Whether there is too much to do. Requests that began and find no room wait like all
-        others; when they are all that takes the room, the sweep ends the slowest."""
+        """Whether there is too much to do. A request that has begun is read to its end."""
+        if self._frame is not None:
+            return False
         shared = self._shared
-        return (
-            self._is_unread
-            or len(self._line) >= shared.limits.requests_max
-            or shared.buffer_bytes >= shared.limits.buffer_bytes_max
-        )
+        return self._is_unread or len(self._line) >= shared.limits.requests_max or shared.room <= 0
 
     def _mind_limits(self) -> None:
-        if self._is_paused or self._is_ending or not self._is_full():
-            return
+        if not self._is_paused and not self._is_ending and self._is_full():
+            self._pause()
+
+    def _pause(self) -> None:
         self._is_paused = True
         if self._transport is not None:
             self._transport.pause_reading()
         self._wait_for_room()
 
     def _wait_for_room(self) -> None:
+        """Unless it waits for something of its own, which goes on by itself."""
         if self._shared.room <= 0:
             self._shared.waiting[self] = None
 
@@ -429,6 +460,7 @@ class Connection(asyncio.BufferedProtocol):
             pieces = frames.response(slot.correlation_id, reply, flexible=is_flexible)
             self._out += pieces
             bytes_out = size_of(pieces)
+            self._out_bytes += bytes_out
             self._shared.counts.bytes_out += bytes_out
         if self._shared.is_logging:
             log.info(
@@ -453,6 +485,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._out:
             pieces, self._out = self._out, []
+            self._out_bytes = 0
             self._transport.writelines(pieces)
             if self._is_unread:
                 self._count_unread()

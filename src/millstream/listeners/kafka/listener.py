@@ -139,8 +139,8 @@ class KafkaListener:
         yield counter("kafka_bytes_out", "Bytes sent.", counts.bytes_out)
         yield gauge(
             "kafka_buffer_bytes",
-            "Bytes of requests that are not answered and answers that are not read.",
-            shared.buffer_bytes,
+            "Bytes of requests that arrive or wait, and of answers that are not read.",
+            shared.buffer_bytes + shared.claimed_bytes,
         )
         yield counter("kafka_requests_invalid", "Requests that cannot be read.", counts.invalid)
         yield counters(
