@@ -17,7 +17,8 @@ from cli_transcripts import mill, replay
 from millstream.client import Client
 
 FOLDER = Path(__file__).parent / "transcripts"
-TRANSCRIPTS = sorted([*FOLDER.glob("topic-*.txt"), *FOLDER.glob("group-*.txt")])
+KINDS = ("topic", "group", "schedule")
+TRANSCRIPTS = sorted(path for kind in KINDS for path in FOLDER.glob(f"{kind}-*.txt"))
 
 
 @pytest.fixture

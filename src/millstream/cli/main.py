@@ -27,6 +27,7 @@ NOUNS = {
     "queue": ("millstream.cli.queue", "The queues of a running broker."),
     "topic": ("millstream.cli.topic", "The topics of a running broker."),
     "group": ("millstream.cli.group", "The consumer groups of a running broker."),
+    "schedule": ("millstream.cli.schedule", "Records that are to appear later, or again."),
     "dlq": ("millstream.cli.dlq", "The dead letters of a running broker."),
     "log": ("millstream.cli.log", "Check, read and repair a data directory, without a broker."),
     "bench": ("millstream.cli.bench", "Measure this machine, against peers in the same run."),

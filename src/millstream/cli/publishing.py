@@ -9,13 +9,14 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import typer
 
 from millstream.cli.main import EXIT_FAILED
-from millstream.cli.printing import print_json
+from millstream.cli.printing import print_json, show_time
 from millstream.client import BlockingDelivery, Client, Place
 from millstream.errors import BodyInvalid, MillstreamError
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 
 LINES_A_LOOK = 200
+SCHEDULED_AT_ONCE = 500
 
 LineForm: TypeAlias = Literal["text", "payload", "ndjson"]
 
@@ -36,6 +38,9 @@ class Recipe(NamedTuple):
     headers: dict[str, str]
     partition: int | None
     lane: str | None = None
+    # When they are to appear in the topic.
+    delay: str | None = None
+    at: str | None = None
 
 
 class _Base64(msgspec.Struct, forbid_unknown_fields=True):
@@ -103,6 +108,9 @@ def publish_all(
 ) -> None:
     if value is None and sys.stdin.isatty():
         raise typer.BadParameter("give a value, or pipe lines into this command")
+    if recipe.delay is not None or recipe.at is not None:
+        schedule_all(server, topic, value, recipe, tls=tls, form=form, as_json=as_json)
+        return
     lines = _lines() if value is None else iter([value.encode()])
     tally = Tally()
     wrong: MillstreamError | None = None
@@ -121,6 +129,40 @@ def publish_all(
                 wrong = error
         tally.finish()
     _finish(topic, tally, wrong, is_one=value is not None, as_json=as_json)
+
+
+def schedule_all(
+    server: str,
+    topic: str,
+    value: str | None,
+    recipe: Recipe,
+    *,
+    tls: ssl.SSLContext | None,
+    form: LineForm,
+    as_json: bool,
+) -> None:
+    """Those that are to appear later go in requests of some hundreds, each as a whole."""
+    lines = _lines() if value is None else iter([value.encode()])
+    records = (_record(line, number, recipe, form) for number, line in enumerate(lines, 1))
+    later = {"delay": recipe.delay, "deliver_at": recipe.at}
+    count = 0
+    place: Place | None = None
+    with Client(server, retry_s=0.0, tls=tls) as client:
+        while part := [record | later for record in islice(records, SCHEDULED_AT_ONCE)]:
+            place = client.topics.publish_many(topic, part)[-1]
+            count += len(part)
+    if value is None or place is None:
+        print_json({"topic": topic, "scheduled": count}) if as_json else print(
+            f"scheduled {count:,}"
+        )
+    elif as_json:
+        print_json({"topic": topic, **place._asdict()})
+    elif place.timestamp_ms <= time.time() * 1000:
+        # A time that is past is now.
+        print(f"published to partition {place.partition} at offset {place.offset:,}")
+    else:
+        due = show_time(place.timestamp_ms)
+        print(f"scheduled for {due} with id {place.partition}/{place.offset}")
 
 
 def _finish(

@@ -171,6 +171,14 @@ def publish(  # noqa: PLR0917  typer calls it by name
         Optional[str],  # noqa: UP045  read at run time
         typer.Option("--lane", metavar="LANE", help="critical, high, normal, low, background."),
     ] = None,
+    delay: Annotated[
+        Optional[str],  # noqa: UP045  read at run time
+        typer.Option("--delay", metavar="TIME", help="Appear after so long: 30s, 5m, 24h, 7d."),
+    ] = None,
+    at: Annotated[
+        Optional[str],  # noqa: UP045  read at run time
+        typer.Option("--at", metavar="TIME", help="Appear at a time: 2026-01-31T08:00Z, or ms."),
+    ] = None,
     payload: Annotated[bool, typer.Option("--payload", help="Values are JSON, not text.")] = False,
     ndjson: Annotated[
         bool,
@@ -188,7 +196,9 @@ def publish(  # noqa: PLR0917  typer calls it by name
     """
     from millstream.cli.publishing import LineForm, Recipe, publish_all
 
-    recipe = Recipe(key, key_separator, _pairs(headers or [], "--header"), partition, lane)
+    recipe = Recipe(
+        key, key_separator, _pairs(headers or [], "--header"), partition, lane, delay, at
+    )
     form: LineForm = "ndjson" if ndjson else "payload" if payload else "text"
     publish_all(server, name, value, recipe, tls=tls_of(server, ca), form=form, as_json=as_json)
 

@@ -16,6 +16,7 @@ from millstream.client.groups import GroupFacts, GroupLag, GroupSummary
 from millstream.client.leases import Leased, Settled
 from millstream.client.producer import Producer, ProducerStatistics
 from millstream.client.queues import Message, QueueFacts
+from millstream.client.schedules import Delayed, ScheduleFacts
 from millstream.client.stream import TopicStream
 from millstream.client.topics import TopicFacts
 from millstream.client.values import Place, Received
@@ -31,6 +32,7 @@ __all__ = [
     "Consumer",
     "ConsumerStatistics",
     "DeadLetter",
+    "Delayed",
     "Delivery",
     "GroupFacts",
     "GroupLag",
@@ -46,6 +48,7 @@ __all__ = [
     "Reject",
     "Release",
     "Retry",
+    "ScheduleFacts",
     "Settle",
     "Settled",
     "TopicFacts",

@@ -29,6 +29,7 @@ from millstream.client.leases import LeaseStart, Settled
 from millstream.client.membership import Assignor, OffsetReset, TopicPartition
 from millstream.client.queues import Message, Queues
 from millstream.client.reading import Start
+from millstream.client.schedules import Schedules
 from millstream.client.stream import TopicStream
 from millstream.client.threads import LoopThread, blocking, iterate, next_of
 from millstream.client.topics import Acks, Topics
@@ -95,6 +96,23 @@ class BlockingGroups:
     lag = blocking(Groups.lag)
     reset = blocking(Groups.reset)
     list = blocking(Groups.list)
+
+
+class BlockingSchedules:
+    """As `AsyncClient.schedules`."""
+
+    def __init__(self, thread: LoopThread, inner: Schedules) -> None:
+        self.thread = thread
+        self.inner = inner
+
+    count = blocking(Schedules.count)
+    pending = blocking(Schedules.pending)
+    find = blocking(Schedules.find)
+    cancel = blocking(Schedules.cancel)
+    put = blocking(Schedules.put)
+    get = blocking(Schedules.get)
+    delete = blocking(Schedules.delete)
+    list = blocking(Schedules.list)
 
 
 class BlockingDeadLetters:
@@ -201,6 +219,7 @@ class Client:
         self.topics = BlockingTopics(self.thread, self.inner.topics)
         self.groups = BlockingGroups(self.thread, self.inner.groups)
         self.dead_letters = BlockingDeadLetters(self.thread, self.inner.dead_letters)
+        self.schedules = BlockingSchedules(self.thread, self.inner.schedules)
 
         self._producers: WeakSet[BlockingProducer] = WeakSet()
 

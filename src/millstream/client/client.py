@@ -25,10 +25,11 @@ from millstream.client.producer import Producer
 from millstream.client.queues import Queues
 from millstream.client.reading import ReadOptions, Start, read, read_chunks
 from millstream.client.retry import RetryPolicy
+from millstream.client.schedules import Schedules
 from millstream.client.stream import TopicStream
 from millstream.client.topics import Acks, Topics
 from millstream.client.transport import Transport
-from millstream.client.values import HeaderMap, Key, Place, Received, Value
+from millstream.client.values import Delay, HeaderMap, Key, Place, Received, Value, When
 from millstream.client.work import RECEIVE_MAX, Work
 from millstream.client.worker import H, Worker, Workers, WorkerStatistics
 from millstream.errors import ParameterInvalid
@@ -67,6 +68,7 @@ class AsyncClient:
         self.dead_letters = DeadLetters(self._transport)
         self._leases = LeaseCalls(self._transport)
         self._workers = Workers()
+        self.schedules = Schedules(self._transport)
         # Those that nobody holds any more have nothing to close.
         self._made: WeakSet[Producer | Consumer | Work] = WeakSet()
 
@@ -96,6 +98,8 @@ class AsyncClient:
         timestamp_ms: int | None = None,
         partition: int | None = None,
         lane: str | int | None = None,
+        delay: Delay | None = None,
+        deliver_at: When | None = None,
         acks: Acks = "all",
         idempotency_key: str | None = None,
     ) -> Place:
@@ -108,6 +112,8 @@ class AsyncClient:
             timestamp_ms=timestamp_ms,
             partition=partition,
             lane=lane,
+            delay=delay,
+            deliver_at=deliver_at,
             acks=acks,
             idempotency_key=idempotency_key,
         )

@@ -11,10 +11,12 @@ import msgspec
 
 from millstream.client.transport import JSON, Transport
 from millstream.client.values import (
+    Delay,
     HeaderMap,
     Key,
     Place,
     Value,
+    When,
     encode_json,
     message_body,
 )
@@ -146,11 +148,14 @@ class Topics:
         timestamp_ms: int | None = None,
         partition: int | None = None,
         lane: str | int | None = None,
+        delay: Delay | None = None,
+        deliver_at: When | None = None,
         acks: Acks = "all",
         idempotency_key: str | None = None,
     ) -> Place:
-        """Store one record, and answer where. It is stored once, however often it is tried: the
-        key that sees to it is made up when none is given.
+        """Store one record, and answer where. With `delay` or `deliver_at` it appears in its topic
+        then, and its place is that of its schedule. It is stored once, however often it is tried:
+        the key that sees to it is made up when none is given.
 
         For many records a producer is many times quicker.
         """
@@ -162,6 +167,8 @@ class Topics:
                 timestamp_ms=timestamp_ms,
                 partition=partition,
                 lane=lane,
+                delay=delay,
+                deliver_at=deliver_at,
             )
         )
         reply = await self._publish(name, "messages", body, acks, idempotency_key)
@@ -177,7 +184,8 @@ class Topics:
         idempotency_key: str | None = None,
     ) -> list[Place]:
         """Store all of them, or none. Each is what `publish` takes, by name: `value`, and
-        `key`, `headers`, `timestamp_ms`, `partition`, `lane` where wanted."""
+        `key`, `headers`, `timestamp_ms`, `partition`, `lane`, `delay`, `deliver_at`
+        where wanted."""
         bodies = [message_body(**message) for message in messages]  # type: ignore[arg-type]
         body = encode_json({"messages": bodies})
         reply = await self._publish(name, "batch", body, acks, idempotency_key)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -27,6 +28,10 @@ from millstream.wire.batches import (
 Value: TypeAlias = Any
 Key: TypeAlias = bytes | str | None
 HeaderMap: TypeAlias = Mapping[str, bytes | str | None]
+# Milliseconds, or a text such as `5m`.
+Delay: TypeAlias = timedelta | str | int
+# Milliseconds since 1970, or a text as ISO 8601 has it; without a zone it is UTC.
+When: TypeAlias = datetime | str | int
 
 NORMAL_LANE = "normal"
 _JSON_HEADERS: Headers = ((TYPE_HEADER, TYPE_JSON),)
@@ -186,6 +191,8 @@ def message_body(
     timestamp_ms: int | None = None,
     partition: int | None = None,
     lane: str | int | None = None,
+    delay: Delay | None = None,
+    deliver_at: When | None = None,
 ) -> dict[str, object]:
     """A message as the broker reads it in JSON."""
     body: dict[str, object] = {}
@@ -209,7 +216,17 @@ def message_body(
         body["partition"] = partition
     if lane is not None:
         body["lane"] = lane
+    if delay is not None:
+        body["delay"] = delay_body(delay)
+    if deliver_at is not None:
+        body["deliverAt"] = (
+            deliver_at.isoformat() if isinstance(deliver_at, datetime) else deliver_at
+        )
     return body
+
+
+def delay_body(delay: Delay) -> object:
+    return delay / timedelta(milliseconds=1) if isinstance(delay, timedelta) else delay
 
 
 def _decoded(text: str, encoding: str | None) -> bytes:

@@ -10,6 +10,8 @@ from millstream.listeners.http.schedule_answers import LIMIT_DEFAULT, LIMIT_MAX,
 from millstream.listeners.http.schemas import (
     AFTER,
     BOOLEAN,
+    HEADERS_SENT,
+    LANE_SENT,
     MESSAGE_READ,
     NUMBER,
     OFFSET,
@@ -130,6 +132,42 @@ _NAMED: Schema = shown(
     error=nullable(text(description="Why the last run was left out.")),
 )
 _EVERY: Schema = {"anyOf": [whole(1000, 3650 * DAY_MS), text(pattern="^[1-9][0-9]{0,2}(s|m|h|d)$")]}
+# The commonest ones; other crons and zones are taken as well.
+_CRON = text(
+    pattern=r"^(@(hourly|daily|weekly|monthly|yearly)|[0-9*] [0-9*] [1-9*] [1-9*] [0-6*])$",
+    description="Minute, hour, day, month and weekday, or `@hourly` and the like.",
+)
+_ZONE = text(
+    pattern="^(UTC|Europe/(Berlin|London|Paris)|America/(New_York|Chicago)|Asia/(Tokyo|Kolkata))$",
+    description="A name of the IANA time zones; by default UTC.",
+)
+_MESSAGE = said(
+    "ScheduledMessage",
+    {"value": {"description": "As in a publish."}},
+    {"key": nullable(text()), "headers": nullable(HEADERS_SENT), "lane": nullable(LANE_SENT)},
+)
+
+
+def _asked(when: dict[str, Schema]) -> Schema:
+    return {
+        "type": "object",
+        "required": ["topic", "message", *when],
+        "properties": {
+            "topic": text(pattern=TOPIC_NAME),
+            "message": _MESSAGE,
+            "time_zone": _ZONE,
+            "paused": BOOLEAN,
+            **when,
+        },
+        "additionalProperties": False,
+    }
+
+
+_ASKED: Schema = {
+    "title": "ScheduleAsked",
+    "description": "`every` or `cron` says when, `message` what.",
+    "anyOf": [_asked({"every": _EVERY}), _asked({"cron": _CRON})],
+}
 NAMED_LIST = Form(
     "All named schedules",
     {200: _json("A page of them, by name.", shown("ScheduleList", schedules=array(_NAMED),
@@ -140,20 +178,7 @@ NAMED_PUT = Form(
     "Make a named schedule, or put it in the place of the one of that name",
     {200: _json("The schedule. It begins anew.", _NAMED)},
     (_NAME_IN_PATH,),
-    (
-        Body(
-            said(
-                "ScheduleAsked",
-                {"topic": text(pattern=TOPIC_NAME), "message": {"type": "object"}},
-                {
-                    "every": nullable(_EVERY),
-                    "cron": nullable(text()),
-                    "time_zone": text(),
-                    "paused": BOOLEAN,
-                },
-            )
-        ),
-    ),
+    (Body(_ASKED),),
     (
         errors.ScheduleInvalid,
         errors.DelayInvalid,

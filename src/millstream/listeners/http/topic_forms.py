@@ -217,7 +217,14 @@ def _with(schema: Schema, more: dict[str, Schema]) -> Schema:
     return {**schema, "properties": schema["properties"] | more}
 
 
-_ONE = _with(shown("Published", topic=text(), **PLACED["properties"]), _DUPLICATE)
+_ONE = _with(
+    shown(
+        "Published",
+        topic=text(),
+        **{name: PLACED["properties"][name] for name in PLACED["required"]},
+    ),
+    _DUPLICATE | {"scheduled": PLACED["properties"]["scheduled"]},
+)
 _MANY = _with(
     shown("PublishedMany", topic=text(), count=whole(1), placed=array(PLACED)), _DUPLICATE
 )
