@@ -66,14 +66,15 @@ def _heartbeat(
     try:
         beaten: Beaten = yield context.broker.consumer_groups.heartbeat(asked.group, beat)
     except MillstreamError as error:
-        code = context.coordinator_code(error)
-        if isinstance(error, StaleGeneration):
-            code = Code.FENCED_MEMBER_EPOCH
-        return refused_beat(asked, code, error)
+        return refused_beat(context, asked, error)
     return beat_of(ids, beaten.member_id, beaten.epoch, beaten)
 
 
-def refused_beat(asked: BeatAsked, code: Code, error: MillstreamError) -> Reply:
+def refused_beat(context: Context, asked: BeatAsked, error: MillstreamError) -> Reply:
+    if isinstance(error, StaleGeneration):
+        code = context.count(Code.FENCED_MEMBER_EPOCH)
+    else:
+        code = context.coordinator_code(error)
     return group_beats.beat_answer(
         code=code,
         message=message_of(error),

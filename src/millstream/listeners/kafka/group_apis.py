@@ -98,9 +98,10 @@ def _joined(call: Call, joined: ClassicJoined) -> Any:
 def _not_joined(context: Context, call: Call, error: MillstreamError, member_id: str) -> Any:
     if isinstance(error, MemberIdRequired):
         member_id = str(error.fields["member_id"])
-    code = context.coordinator_code(error)
     if isinstance(error, ParameterInvalid) and error.fields["parameter"] == "session_timeout_ms":
-        code = Code.INVALID_SESSION_TIMEOUT
+        code = context.count(Code.INVALID_SESSION_TIMEOUT)
+    else:
+        code = context.coordinator_code(error)
     return JoinGroupResponse(
         throttle_time_ms=0,
         error_code=code,

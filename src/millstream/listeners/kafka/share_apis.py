@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from millstream.broker.share_groups import ShareBeat
 from millstream.broker.share_sessions import Acknowledgement, ShareFetch
 from millstream.engine.pending import Pending, follow
-from millstream.errors import GroupUnknown, MillstreamError, ParameterInvalid, StaleGeneration
+from millstream.errors import GroupUnknown, MillstreamError, ParameterInvalid
 from millstream.listeners.kafka.apis import Api
 from millstream.listeners.kafka.codes import message_of
 from millstream.listeners.kafka.consumer_apis import beat_of, refused_beat
@@ -75,10 +75,7 @@ def _heartbeat(
     try:
         beaten: ShareBeaten = yield context.broker.share_groups.heartbeat(asked.group, beat)
     except MillstreamError as error:
-        code = context.coordinator_code(error)
-        if isinstance(error, StaleGeneration):
-            code = Code.FENCED_MEMBER_EPOCH
-        return refused_beat(asked, code, error)
+        return refused_beat(context, asked, error)
     return beat_of(ids, beaten.member_id, beaten.epoch, beaten)
 
 
