@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from broker.kafka_members import kafka_options, pass_time
-from broker.leasing import publish
+from broker.leasing import publish, receive
 from broker.making import House, memory_house
 from millstream.broker.delivery_values import Delivered
 from millstream.broker.group_values import Join
@@ -300,6 +300,14 @@ def test_an_answer_that_nobody_took_is_given_to_another() -> None:
     lost.cancel()
     house.scheduler.run()
     assert b.values() == ["1"]
+
+
+def test_workers_over_http_and_over_kafka_share_a_group() -> None:
+    house = share_house()
+    worker = Worker(house).join()
+    publish(house, "1", "2")
+    assert worker.values(count_max=1) == ["1"]
+    assert values(receive(house)) == ["2"]
 
 
 def test_records_of_partitions_that_the_worker_does_not_know_go_back() -> None:
