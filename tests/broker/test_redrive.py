@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from broker.burying import (
@@ -17,9 +19,11 @@ from broker.burying import (
     wish,
 )
 from broker.leasing import pass_time
-from broker.making import House
+from broker.making import House, local_house
+from faults.simulated_disk import SimulatedDisk
 from millstream.broker import redrive as redrive_module
 from millstream.broker.redrive_jobs import RATE_MAX
+from millstream.engine.memory import MemoryEngine
 from millstream.errors import (
     ParameterInvalid,
     RedriveRunning,
@@ -28,6 +32,7 @@ from millstream.errors import (
     TopicReserved,
     TopicUnknown,
 )
+from millstream.log import batch as batches
 from millstream.log.partition import PartitionId
 
 
@@ -386,3 +391,44 @@ def test_the_topic_of_dead_letters_can_be_named_itself(house: House) -> None:
     bury(house, "a")
     assert redrive(house, "orders.dlq").job.topic == "orders"
     assert texts(house) == ["a"]
+
+
+def test_a_step_is_bounded_by_bytes_and_a_large_record_goes_alone(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redrive_module, "STEP_BYTES", 1_000)
+    bury(house, "a" * 400, "b" * 400, "c" * 400, "d" * 5_000, "e" * 400)
+    assert isinstance(house.engine, MemoryEngine)
+    before = house.engine.appends
+    assert redrive(house).progress.moved == 5
+    # The job, its steps, its end, and the front that is trimmed after it.
+    sizes = [len(one) for one in texts(house)]
+    assert sizes == [400, 400, 400, 5_000, 400]
+    assert house.engine.appends - before == 1 + 4 + 1
+
+
+def test_a_job_of_another_version_is_left_alone() -> None:
+    house = local_house().start()
+    make(house, "orders")
+    view = house.broker.dead_letter_reading._marks.view
+    house.done(house.broker.views.change(view, [(b"jnew", b'{"what": "?"}')]))
+    disk = house.scheduler.disk
+    assert isinstance(disk, SimulatedDisk)
+    again = local_house(disk.crash("nothing")).start()
+    assert again.done(again.broker.redrive.jobs()) == []
+    bury(again, "a")
+    assert redrive(again).progress.moved == 1
+
+
+def test_a_record_that_no_append_has_room_for_stays(house: House) -> None:
+    make(house, "big", message_bytes_max="64M")
+    bury(house, "a", topic="big")
+    # It came in a batch of its own; with a mark beside it, it is more than one append may have.
+    data = batches.encode([(1, None, Random(1).randbytes(64 * 1024 * 1024 - 10), ())])
+    house.done(house.engine.append(PartitionId("big.dlq", 0), data))
+    bury(house, "c", topic="big")
+    done = redrive(house, "big")
+    assert done.progress.skipped == {"message_too_large": 1}
+    assert done.progress.moved == 2
+    assert texts(house, "big") == ["a", "c"]
+    assert listed(house, "big").total == 1

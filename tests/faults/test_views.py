@@ -8,6 +8,12 @@ from random import Random
 import pytest
 
 from faults.view_plug import Case, pull
+from millstream.broker.dead_letter_view import (
+    CHUNK_OFFSETS,
+    DeadLetterView,
+    Place,
+    job_changes,
+)
 from millstream.broker.idempotency import MarksView
 from millstream.broker.offset_table import (
     Mark,
@@ -51,9 +57,22 @@ def offset_changes(random: Random) -> list[Change]:
     return changes
 
 
+def dead_letter_changes(random: Random) -> list[Change]:
+    """Marks of offsets in some chunks, some of them all taken out, and jobs that go on."""
+    view, place = DeadLetterView(), Place(bytes(16), random.randrange(2))
+    chunks = [random.randrange(3) * CHUNK_OFFSETS for _ in range(random.randint(1, 3))]
+    offsets = [first + random.randrange(100) for first in chunks]
+    changes = list(view.marked(place, offsets))
+    if random.random() < 0.25:
+        return [(key, None) for key, _ in changes]
+    progress = None if random.random() < 0.2 else random.randbytes(random.randrange(80))
+    return [*changes, *job_changes(f"job-{random.randrange(5)}", b"job", progress)]
+
+
 CASES = [
     Case("topic settings", SettingsView, plain_changes),
     Case("idempotency marks", MarksView, plain_changes),
+    Case("dead letters", DeadLetterView, dead_letter_changes),
     Case("committed offsets", lambda: OffsetTable("offsets"), offset_changes),
 ]
 

@@ -34,6 +34,7 @@ from millstream.broker.redrive_jobs import (
 from millstream.broker.redrive_routes import Outgoings, fields_of, size_of, target_of
 from millstream.engine.pending import Pending, follow
 from millstream.errors import (
+    AppendTooLarge,
     EngineStopped,
     LogDamaged,
     MillstreamError,
@@ -388,7 +389,7 @@ class Redrive:
         now_ms = around.clock.wall_ms()
         outgoings = Outgoings()
         moved: list[int] = []
-        seen = matched = 0
+        seen = matched = size = 0
         skipped: dict[str, int] = {}
         topics: dict[str, int] = {}
         examples = list(before.examples)
@@ -398,7 +399,8 @@ class Redrive:
                 break
             if record.offset < start or view.is_gone(place, record.offset):
                 continue
-            if len(moved) == room:
+            more = size_of(record)
+            if len(moved) == room or (moved and size + more > STEP_BYTES):
                 next_offset = record.offset
                 break
             seen += 1
@@ -418,9 +420,10 @@ class Redrive:
             lane = LANES.index(letter.lane)
             if lane != NORMAL_LANE and not target.topic.uses_lanes:
                 without_lanes.add(target.topic.name)
+            size += more
             moved.append(record.offset)
             topics[target.topic.name] = topics.get(target.topic.name, 0) + 1
-            outgoings.add(target, lane, fields_of(letter, now_ms), size_of(record))
+            outgoings.add(target, lane, fields_of(letter, now_ms), more)
         progress = msgspec.structs.replace(
             before,
             partition=number,
@@ -450,7 +453,14 @@ class Redrive:
         with self._marks.changing(dlq):
             changes = view.marked(Place(dlq.uuid.bytes, number), plan.moved)
             changes.append(self._stored(one.id, plan.progress))
-            yield views.change_with(view, changes, plan.entries)
+            try:
+                yield views.change_with(view, changes, plan.entries)
+            except AppendTooLarge:
+                # One record that cannot be compressed, as large as an append may be.
+                if len(plan.moved) > 1:
+                    raise
+                one.progress = _skipping(one.progress, plan.progress)
+                return
         one.progress, one.unsaved = plan.progress, 0
         topic = one.job.topic
         self.redriven[topic] = self.redriven.get(topic, 0) + len(plan.moved)
@@ -520,8 +530,13 @@ class Redrive:
         over: list[tuple[str, Job, Progress]] = []
         changes: list[Change] = []
         for id, stored, how_far in list(self._marks.view.jobs()):
-            job = msgspec.json.decode(stored, type=Job)
-            progress = msgspec.json.decode(how_far or b"{}", type=Progress)
+            try:
+                job = msgspec.json.decode(stored, type=Job)
+                progress = msgspec.json.decode(how_far or b"{}", type=Progress)
+            except msgspec.MsgspecError as error:
+                # Of another version. What it has not put back stays, and can be redriven again.
+                _logger().error("a redrive is not readable", redrive=id, error=str(error))
+                continue
             if progress.state != "running":
                 over.append((id, job, progress))
                 continue
@@ -580,6 +595,12 @@ def _room(job: Job) -> int:
     if job.rate is None or job.is_dry_run:
         return STEP_RECORDS
     return min(STEP_RECORDS, max(1, job.rate // STEPS_PER_SECOND))
+
+
+def _skipping(before: Progress, planned: Progress) -> Progress:
+    """As planned, but the one record that was to be moved stays."""
+    skipped = skipped_more(planned.skipped, {"message_too_large": 1})
+    return msgspec.structs.replace(planned, moved=before.moved, skipped=skipped)
 
 
 def _example(number: int, offset: int, target: Any, why: str | None) -> Example:
