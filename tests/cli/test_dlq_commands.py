@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from broker_process import BrokerProcess
+from broker_process import MILL, PATIENCE_SECONDS, BrokerProcess, plain_environment
 from cli_transcripts import mill, replay
 from listeners.letters import bury
 from listeners.v1_client import V1
@@ -78,3 +81,24 @@ def test_a_value_of_bytes_is_shown_as_it_is(broker: BrokerProcess) -> None:
     code, out, _ = mill("dlq", "show", "orders", "0/0")
     assert code == 0
     assert out.endswith(b"\n\n\xff\x00\n")
+
+
+def test_a_person_who_looks_on_sees_how_far_it_is(broker: BrokerProcess) -> None:
+    fill(broker)
+    ours, theirs = pty.openpty()
+    done = subprocess.run(
+        [*MILL, "dlq", "redrive", "orders", "--rate", "4"],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        timeout=PATIENCE_SECONDS,
+        env=plain_environment({"MILLSTREAM_SERVER": broker.url(""), "TERM": "xterm"}),
+        check=True,
+    )
+    os.close(theirs)
+    assert done.stdout == b"done: put 5 back\n"
+    seen = b""
+    with suppress(OSError):
+        while piece := os.read(ours, 65536):
+            seen += piece
+    os.close(ours)
+    assert b"put back" in seen

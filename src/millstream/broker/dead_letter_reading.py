@@ -18,7 +18,7 @@ from millstream.engine.pending import Pending, follow
 from millstream.errors import DeadLetterUnknown, ParameterInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
     from millstream.broker.dead_letter_marks import DeadLetterMarks
     from millstream.broker.topics import Topic
@@ -28,7 +28,7 @@ LIST_MAX = 1_000
 LIST_BYTES_MAX = 4 * 1024 * 1024
 # What one list looks at: about 50 ms of work, with others in between.
 SCAN_RECORDS = 20_000
-SCAN_STEP = 500
+SCAN_STEP = 250
 SCAN_BYTES = 256 * 1024
 DELETE_MAX = 1_000
 # Longer texts are not looked for: they have to be kept with the job.
@@ -100,21 +100,41 @@ class LetterFilter(msgspec.Struct, frozen=True, omit_defaults=True):
                 f"key has {len(self.key)} bytes; it may have {FILTER_TEXT_MAX}", parameter="key"
             )
 
-    def matches(self, record: Record, facts: LetterFacts) -> bool:
-        if self.reason is not None and facts.reason != self.reason:
-            return False
-        if self.group is not None and facts.group != self.group:
-            return False
-        if self.key is not None and record.key != self.key:
-            return False
-        failed_ms = record.timestamp if facts.last_failure_ms is None else facts.last_failure_ms
-        if self.since_ms is not None and failed_ms < self.since_ms:
-            return False
-        if self.until_ms is not None and failed_ms >= self.until_ms:
-            return False
-        if self.text is None or self.text in (facts.error or ""):
+    def matches(self, record: Record) -> bool:
+        """Looks at no more than it must: a redrive asks this of every dead letter."""
+        if self == _ALL:
             return True
-        return record.value is not None and self.text.encode() in record.value
+        headers = dict(record.headers)
+        return (
+            _is(self.reason, headers.get(values.REASON_HEADER))
+            and _is(self.group, headers.get(values.GROUP_HEADER))
+            and (self.key is None or record.key == self.key)
+            and self._is_in_time(record, headers)
+            and self._has_text(record, headers)
+        )
+
+    def _is_in_time(self, record: Record, headers: Mapping[str, bytes | None]) -> bool:
+        if self.since_ms is None and self.until_ms is None:
+            return True
+        failed_ms = _number(headers.get(values.LAST_FAILURE_HEADER))
+        time_ms = record.timestamp if failed_ms is None else failed_ms
+        since_ms, until_ms = self.since_ms, self.until_ms
+        return (since_ms is None or time_ms >= since_ms) and (
+            until_ms is None or time_ms < until_ms
+        )
+
+    def _has_text(self, record: Record, headers: Mapping[str, bytes | None]) -> bool:
+        if self.text is None:
+            return True
+        text = self.text.encode()
+        return text in (record.value or b"") or text in (headers.get(values.ERROR_HEADER) or b"")
+
+
+_ALL = LetterFilter()
+
+
+def _is(wanted: str | None, found: bytes | None) -> bool:
+    return wanted is None or found == wanted.encode()
 
 
 class Where(NamedTuple):
@@ -212,8 +232,10 @@ class DeadLetterReading:
             records, offset = yield from self._scan(dlq, number, offset)
             left_records -= SCAN_STEP
             for record in records:
+                if not wanted.matches(record):
+                    continue
                 letter = self._letter(dlq, number, record)
-                if letter is None or not wanted.matches(record, letter.facts):
+                if letter is None:
                     continue
                 found.append(letter)
                 left_bytes -= len(record.value or b"") + len(record.key or b"")

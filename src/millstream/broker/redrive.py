@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from millstream.log.batch import Record
 
 # What one step reads, and so moves, at most: a few milliseconds. One record is taken whole.
-STEP_RECORDS = 500
+STEP_RECORDS = 250
 STEP_BYTES = 512 * 1024
 # With a rate, so many steps a second at most.
 STEPS_PER_SECOND = 4
@@ -404,10 +404,10 @@ class Redrive:
                 next_offset = record.offset
                 break
             seen += 1
-            letter = letter_of(number, record)
-            if not job.wanted.matches(record, letter.facts):
+            if not job.wanted.matches(record):
                 continue
             matched += 1
+            letter = letter_of(number, record)
             target, why = target_of(around.topics, letter, job.topic, job.to)
             if len(examples) < EXAMPLES_MAX:
                 examples.append(_example(number, record.offset, target, why))
