@@ -112,7 +112,7 @@ class Delivery:
             ]
         except MillstreamError as error:
             return Polling.failed(error)
-        polling = Polling[Received](lambda: self._give_back(polling.pending.result()))
+        polling: Polling[Received] = Polling(lambda: self._give_back(polling.pending.result()))
         if self._has_drained:
             polling.end()
         deadline = self._now() + wait_ms / 1000

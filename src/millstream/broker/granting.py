@@ -51,7 +51,7 @@ class Wish(NamedTuple):
     member: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Room:
     """How many records a receive may have, how many of them nobody had yet, and what keeps there
     from being more."""
@@ -159,11 +159,25 @@ class Granting:
         if share.topic.uses_lanes:
             yield from self._take_by_lanes(share, taking)
             return
+        is_ordered = share.topic.settings.delivery_order == "key"
         for ledger in share.in_turn():
             if taking.is_full or share.is_gone:
                 return
-            if ledger.ready[NORMAL] or ledger.cursors[0] < share.high_watermark(ledger):
-                yield from self._take_lane(share, ledger, NORMAL, taking, taking.count_left)
+            fetching: Pending[Fetched] | None = None
+            if not (is_ordered or ledger.is_reading or ledger.ready[NORMAL]):
+                first, (start, end) = ledger.first_cursor, share.offsets(ledger)
+                if first >= end or not taking.fresh_left:
+                    continue
+                if first >= start:
+                    fetching = self._fetch(share, ledger, first, end, taking.fresh_left, taking)
+                    if fetching.is_done and fetching.error is None:
+                        # Nearly every receive ends here: what it wants is in the page cache.
+                        self._pass(share, ledger, NORMAL, end, fetching.result(), taking)
+                        if taking.count_left <= 0:
+                            return
+                        fetching = None
+            most = taking.count_left
+            yield from self._take_lane(share, ledger, NORMAL, taking, most, fetching)
 
     def _take_by_lanes(self, share: Share, taking: Taking) -> Steps:
         yield from self._catch_up(share)
@@ -205,12 +219,19 @@ class Granting:
         if share.topic.uses_lanes:
             index = self._shares.index(share, ledger)
             return index.next_run(lane, offset) if index is not None else None
-        end = share.high_watermark(ledger)
+        _, end = share.offsets(ledger)
         return (offset, end) if offset < end else None
 
-    def _take_lane(
-        self, share: Share, ledger: Ledger, lane: int, taking: Taking, most: int
+    def _take_lane(  # noqa: PLR0917
+        self,
+        share: Share,
+        ledger: Ledger,
+        lane: int,
+        taking: Taking,
+        most: int,
+        fetching: Pending[Fetched] | None = None,
     ) -> Steps:
+        """From one lane of one partition; `fetching` is a read at its cursor that is under way."""
         before, looked = taking.taken, 0
         while ledger.ready[lane] and taking.taken - before < most and not taking.is_full:
             left = min(most - (taking.taken - before), taking.count_left)
@@ -229,21 +250,20 @@ class Granting:
             ledger.is_reading = True
             epoch = ledger.epoch
             try:
-                fetched = yield from self._read_fresh(share, ledger, place, left, taking)
+                fetched = yield from self._read_fresh(share, ledger, place, left, taking, fetching)
             finally:
                 ledger.is_reading = False
+                fetching = None
             if ledger.epoch != epoch or fetched is None:
                 continue
             if not fetched.records and fetched.next_offset <= place[0]:
                 return
-            records = _below(fetched.records, place[1])
             if is_ordered:
                 left = min(most - (taking.taken - before), taking.count_left)
-                self._pass_ordered(share, ledger, lane, records, taking, left)
-            elif records:
-                taking.add_fresh(taking.part(share, ledger, lane), records)
-            ledger.move_cursor(lane, min(fetched.next_offset, place[1]))
-            looked += len(records)
+                self._pass_ordered(share, ledger, lane, place[1], fetched, taking, left)
+            else:
+                self._pass(share, ledger, lane, place[1], fetched, taking)
+            looked += len(fetched.records)
             if looked >= BREATH_RECORDS:
                 looked = 0
                 yield self._breath()
@@ -253,20 +273,45 @@ class Granting:
         self._shares.around.turns.soon(lambda: pending.succeed(None))
         return pending
 
-    def _read_fresh(
-        self, share: Share, ledger: Ledger, place: tuple[int, int], left: int, taking: Taking
+    def _fetch(  # noqa: PLR0917
+        self, share: Share, ledger: Ledger, first: int, end: int, most: int, taking: Taking
+    ) -> Pending[Fetched]:
+        return self._shares.around.reader.fetch(
+            share.topic.name,
+            ledger.partition,
+            first,
+            min(most, end - first),
+            max(taking.bytes_left, 1),
+        )
+
+    def _pass(  # noqa: PLR0917
+        self, share: Share, ledger: Ledger, lane: int, end: int, fetched: Fetched, taking: Taking
+    ) -> None:
+        """Take what was read, and move the cursor over it."""
+        records = _below(fetched.records, end)
+        if records:
+            taking.add_fresh(taking.part(share, ledger, lane), records)
+        ledger.move_cursor(lane, min(fetched.next_offset, end))
+
+    def _read_fresh(  # noqa: PLR0917
+        self,
+        share: Share,
+        ledger: Ledger,
+        place: tuple[int, int],
+        left: int,
+        taking: Taking,
+        fetching: Pending[Fetched] | None,
     ) -> Generator[Pending[Any], Any, Fetched | None]:
         """None when the cursor had to jump over what is not there any more."""
         first, end = place
         topic, number = share.topic.name, ledger.partition
         reader = self._shares.around.reader
-        start = share.start(ledger)
+        start, _ = share.offsets(ledger)
         epoch = ledger.epoch
         if first >= start:
-            count = min(left, end - first)
             try:
-                fetched: Fetched = yield reader.fetch(
-                    topic, number, first, count, max(taking.bytes_left, 1)
+                fetched: Fetched = yield (
+                    fetching or self._fetch(share, ledger, first, end, left, taking)
                 )
             except OffsetOutOfRange:
                 start = reader.offsets(topic, number).start
@@ -290,14 +335,15 @@ class Granting:
         share: Share,
         ledger: Ledger,
         lane: int,
-        records: list[Record],
+        end: int,
+        fetched: Fetched,
         taking: Taking,
         most: int,
     ) -> None:
-        """Records that wait for another of their key are held; what is too much is ready."""
+        """The same; who waits for another of its key is held, and what is too much is ready."""
         part = taking.part(share, ledger, lane)
         taken = 0
-        for record in records:
+        for record in _below(fetched.records, end):
             key = 0 if record.key is None else batches.murmur2(record.key) + 1
             one = ledger.add(record.offset, lane, key)
             if one.state == HELD:
@@ -309,6 +355,7 @@ class Granting:
                 taking.add(part, one, record)
             else:
                 ledger.make_ready(one)
+        ledger.move_cursor(lane, min(fetched.next_offset, end))
 
     def _take_ready(
         self, share: Share, ledger: Ledger, lane: int, taking: Taking, most: int

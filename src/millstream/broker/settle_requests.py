@@ -131,7 +131,8 @@ def _ack_first(
     indexes of the others, also of all that is wrong."""
     rest: list[int] = []
     results = request.results
-    last: tuple[str, ...] | None = None
+    # Of the grant that the last one was of: its receipts differ in nothing but the offset.
+    before = after = ""
     grant: Grant | None = None
     open_: dict[int, Grant | Open] = {}
     acking: dict[int, Grant] = {}
@@ -139,26 +140,25 @@ def _ack_first(
     offsets: list[int] = []
     for at, settle in enumerate(request.settles):
         receipt = settle.receipt
-        parts = receipt.split(":", 5) if len(receipt) <= RECEIPT_BYTES_MAX else ()
-        if settle.kind != "ack" or len(parts) != 6 or not parts[2].isdecimal():
+        if settle.kind != "ack" or len(receipt) > RECEIPT_BYTES_MAX:
             rest.append(at)
             continue
-        topic, partition, text, deliveries, nonce, of_group = parts
-        offset = int(text)
-        if (nonce, partition, topic, of_group) != last:
-            last = (nonce, partition, topic, of_group)
-            share = shares.find(of_group, topic) if group in {None, of_group} else None
-            grant = None if share is None else _first(share, partition, offset, nonce)
-            if share is not None and grant is not None:
-                ledger = grant.ledger
-                open_, acking = ledger.open, ledger.acking
-                work = works.get(ledger)
-                if work is None:
-                    work = works[ledger] = Work(share, ledger)
-                indexes, offsets = work.first.setdefault(grant, ([], []))
-            else:
-                last = None
-        if grant is None or open_.get(offset) is not grant or deliveries != "1":
+        if grant is None or not (receipt.startswith(before) and receipt.endswith(after)):
+            share, grant = _first(shares, receipt, group)
+            if share is None or grant is None:
+                rest.append(at)
+                continue
+            ledger = grant.ledger
+            before = f"{share.topic.name}:{ledger.partition}:"
+            after = f":1:{grant.nonce}:{ledger.group}"
+            open_, acking = ledger.open, ledger.acking
+            work = works.get(ledger)
+            if work is None:
+                work = works[ledger] = Work(share, ledger)
+            indexes, offsets = work.first.setdefault(grant, ([], []))
+        text = receipt[len(before) : -len(after)]
+        offset = int(text) if text.isdecimal() else -1
+        if open_.get(offset) is not grant:
             rest.append(at)
             continue
         acking[offset] = grant
@@ -169,15 +169,21 @@ def _ack_first(
     return rest
 
 
-def _first(share: Share, partition: str, offset: int, nonce: str) -> Grant | None:
-    """The grant of a record that is leased for the first time."""
-    number = int(partition) if partition.isdecimal() else -1
-    if not 0 <= number < len(share.ledgers):
-        return None
-    grant = share.ledgers[number].open.get(offset)
-    if isinstance(grant, Grant) and grant.is_noted and grant.nonce == nonce:
-        return grant
-    return None
+def _first(shares: Shares, receipt: str, group: str | None) -> tuple[Share | None, Grant | None]:
+    """The share and the grant of a record that is leased for the first time."""
+    parts = receipt.split(":", 5)
+    if len(parts) != 6 or parts[3] != "1" or group not in {None, parts[5]}:
+        return None, None
+    share = shares.find(parts[5], parts[0])
+    if share is None or not (parts[1] + parts[2]).isdecimal():
+        return None, None
+    number = int(parts[1] or len(share.ledgers))
+    if number >= len(share.ledgers):
+        return None, None
+    grant = share.ledgers[number].open.get(int(parts[2] or -1))
+    if isinstance(grant, Grant) and grant.is_noted and grant.nonce == parts[4]:
+        return share, grant
+    return None, None
 
 
 def _share(shares: Shares, receipt: Receipt, settle: Settle, group: str | None) -> Share:

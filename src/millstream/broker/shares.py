@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from millstream.broker.polling import Polling
     from millstream.broker.surroundings import Surroundings
     from millstream.broker.topics import Topic
-    from millstream.engine.protocol import Engine
+    from millstream.engine.protocol import Engine, Offsets
 
 MODES: tuple[FsyncMode, ...] = ("every", "interval", "none")
 # How late the committed offsets of groups may be on disk; whoever asks for them sees them at once.
@@ -173,13 +173,9 @@ class Share:
     def id(self, ledger: Ledger) -> PartitionId:
         return self._ids[ledger.partition]
 
-    def start(self, ledger: Ledger) -> int:
-        """The first record that there is."""
-        return self._engine.offsets(self._ids[ledger.partition]).start
-
-    def high_watermark(self, ledger: Ledger) -> int:
-        """Behind the last one that may be given out."""
-        return self._engine.offsets(self._ids[ledger.partition]).high_watermark
+    def offsets(self, ledger: Ledger) -> Offsets:
+        """What there is of it now."""
+        return self._engine.offsets(self._ids[ledger.partition])
 
     def in_turn(self) -> list[Ledger]:
         """All partitions, each time beginning with another one."""

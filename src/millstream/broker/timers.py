@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from millstream.broker.wheel import Timer, Wheel
+from millstream.broker.wheel import TICK_S, Timer, Wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,8 @@ class Timers:
     def after(self, seconds: float, call: Callable[[], None]) -> Timer:
         """Call after so many seconds: never earlier, at most a tick later."""
         timer = self._wheel.set(self._clock.monotonic() + seconds, call)
-        self._arm()
+        if self._armed is None or timer.tick * TICK_S < self._armed_s:
+            self._arm()
         return timer
 
     def cancel(self, timer: Timer) -> bool:
