@@ -23,7 +23,7 @@ PINS := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 
 .DEFAULT_GOAL := help
 .PHONY: help install run test test-compiled test-pure test-faults test-soak check \
-	format docs bench audit clean
+	format docs bench kafka-peer audit clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -67,6 +67,9 @@ docs: $(DEV)  ## make docs/settings.md and docs/http.md from the tables in the c
 
 bench: $(DEV)  ## measure the log against its peers
 	$(BIN)/mill bench log
+
+kafka-peer: $(DEV)  ## fetch an Apache Kafka for `mill bench kafka` to compare with
+	$(BIN)/python -m bench.kafka_peer
 
 audit: $(DEV)  ## known vulnerabilities in the pinned versions
 	@.ci/audit $(BIN)

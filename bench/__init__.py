@@ -5,4 +5,9 @@ what they print.
 """
 
 # To add one: a row here, with the module whose MEASUREMENTS it consists of.
-WORKLOADS = {"log": "bench.log", "queues": "bench.queues", "topics": "bench.topics"}
+WORKLOADS = {
+    "log": "bench.log",
+    "queues": "bench.queues",
+    "topics": "bench.topics",
+    "kafka": "bench.kafka",
+}

@@ -53,13 +53,13 @@ FIELDS = {
 }
 
 
-def mill(*arguments: str) -> subprocess.CompletedProcess[str]:
+def mill(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*MILL, *arguments],
         capture_output=True,
         text=True,
         timeout=240,
-        env=plain_environment({"NO_COLOR": "1"}),
+        env=plain_environment({"NO_COLOR": "1", **environment}),
         check=False,
     )
 
@@ -173,6 +173,18 @@ def test_topics_are_measured_through_the_client(tmp_path: Path) -> None:
     lines = json.loads(done.stdout)["lines"]
     assert [line["name"] for line in lines] == ["client.publish", "client.read"]
     assert all(line["value"] > 0 and line["goal"] == 2 for line in lines)
+
+
+def test_kafka_is_measured_and_says_why_its_peer_is_missing(tmp_path: Path) -> None:
+    wanted = ("bench", "kafka", "--smoke", "--only", "produce.100B-none-1", "--json")
+    nowhere = {"KAFKA_HOME": str(tmp_path / "none"), "HOME": str(tmp_path)}
+    done = mill(*wanted, "--dir", str(tmp_path), **nowhere)
+    assert done.returncode == 0, done.stderr
+    (line,) = json.loads(done.stdout)["lines"]
+    assert (line["name"], line["mode"], line["goal"]) == ("produce.100B-none-1", "none", 650_000)
+    assert line["value"] > 0
+    assert (line["peer"], line["peer_value"]) == ("Apache Kafka", None)
+    assert "make kafka-peer" in line["note"]
 
 
 def test_every_goal_of_topics_is_measured() -> None:
