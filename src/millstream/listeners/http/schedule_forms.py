@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millstream import errors
-from millstream.broker.schedule_values import DAY_MS
+from millstream.broker.named_schedules import EVERY_MS_MAX, EVERY_MS_MIN
 from millstream.listeners.http.bodies import LISTED_MAX
 from millstream.listeners.http.route import JSON_MEDIA, Body, Form, Parameter, Reply, Schema
 from millstream.listeners.http.schedule_answers import LIMIT_DEFAULT, LIMIT_MAX, SKIP_MAX
@@ -131,7 +131,9 @@ _NAMED: Schema = shown(
     runs=whole(),
     error=nullable(text(description="Why the last run was left out.")),
 )
-_EVERY: Schema = {"anyOf": [whole(1000, 3650 * DAY_MS), text(pattern="^[1-9][0-9]{0,2}(s|m|h|d)$")]}
+_EVERY: Schema = {
+    "anyOf": [whole(EVERY_MS_MIN, EVERY_MS_MAX), text(pattern="^[1-9][0-9]{0,2}(s|m|h|d)$")]
+}
 # The commonest ones; other crons and zones are taken as well.
 _CRON = text(
     pattern=r"^(@(hourly|daily|weekly|monthly|yearly)|[0-9*] [0-9*] [1-9*] [1-9*] [0-6*])$",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from millstream.broker.schedule_values import HORIZON_MS
 from millstream.broker.topic_settings import TABLE, WEIGHT_MAX, Weights
 from millstream.kinds import Choice, Duration, Integer, Size
 from millstream.listeners.http.messages import HEADERS_MAX, RECORDS_MAX
@@ -67,7 +68,7 @@ TIME = whole()
 # Ten years from now are the limit; the patterns say what is taken today and for long.
 _DATE = "(19[7-9][0-9]|20[0-2][0-9])-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"
 _TIME_OF_DAY = "T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]Z"
-DELAY: Schema = {"anyOf": [whole(0, 3650 * 86_400_000), text(pattern="^[0-9]{1,3}(ms|s|m|h|d)$")]}
+DELAY: Schema = {"anyOf": [whole(0, HORIZON_MS), text(pattern="^[0-9]{1,3}(ms|s|m|h|d)$")]}
 WHEN: Schema = {"anyOf": [whole(0, 10**12), text(pattern=f"^{_DATE}{_TIME_OF_DAY}$")]}
 LANE_SENT: Schema = {"anyOf": [one_of(*LANES), whole(0, len(LANES) - 1)]}
 LANE = one_of(*LANES)
