@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from broker.making import House, local_house, memory_house
 from millstream.broker import lanes as module
+from millstream.broker.delivery_values import Receive, Settle
 from millstream.broker.lanes import (
     LANE_COUNT,
     NORMAL,
@@ -158,9 +159,9 @@ def append(house: House, lane: int | None, count: int, partition: int = 0) -> No
 
 
 def caught_up(house: House, lanes: Lanes, topic: Topic, offset: int = 0) -> LaneIndex:
-    index = lanes.index(topic, 0, offset)
+    index = lanes.index(topic, 0, offset, "g")
     assert index is not None
-    pending = lanes.catch_up(topic, 0)
+    pending = lanes.catch_up(topic, 0, "g")
     if pending is not None:
         house.done(pending)
     return index
@@ -169,8 +170,8 @@ def caught_up(house: House, lanes: Lanes, topic: Topic, offset: int = 0) -> Lane
 def test_a_topic_that_never_used_lanes_has_no_index(house: House) -> None:
     lanes = lanes_of(house)
     topic = house.broker.topics.get("t")
-    assert lanes.index(topic, 0, 0) is None
-    assert lanes.catch_up(topic, 0) is None
+    assert lanes.index(topic, 0, 0, "g") is None
+    assert lanes.catch_up(topic, 0, "g") is None
 
 
 def test_the_index_is_made_from_the_headers_of_batches(house: House) -> None:
@@ -188,7 +189,7 @@ def test_the_index_is_made_from_the_headers_of_batches(house: House) -> None:
         None,
         (6, 10),
     ]
-    assert lanes.catch_up(topic, 0) is None
+    assert lanes.catch_up(topic, 0, "g") is None
     append(house, BACKGROUND, 1)
     assert caught_up(house, lanes, topic) is index
     assert index.next_run(BACKGROUND, 8) == (8, 11)
@@ -240,7 +241,7 @@ def test_a_topic_made_again_under_an_old_name_has_another_index(house: House) ->
     house.done(house.broker.topics.delete("t"))
     assert lanes.room.runs == 0
     house.done(house.broker.topics.create("t", 1))
-    assert lanes.index(house.broker.topics.get("t"), 0, 0) is None
+    assert lanes.index(house.broker.topics.get("t"), 0, 0, "g") is None
     again = using(house)
     append(house, HIGH, 1)
     index = caught_up(house, lanes, again)
@@ -251,14 +252,14 @@ def test_a_topic_made_again_under_an_old_name_has_another_index(house: House) ->
 def test_a_topic_deleted_while_its_index_catches_up_leaves_nothing(house: House) -> None:
     lanes, topic = lanes_of(house), using(house)
     append(house, LOW, 5)
-    index = lanes.index(topic, 0, 0)
+    index = lanes.index(topic, 0, 0, "g")
     assert index is not None
     with pytest.MonkeyPatch.context() as patch:
         # Every read is a slice of its own.
         patch.setattr(module, "SLICE_S", 0.0)
-        pending = lanes.catch_up(topic, 0)
+        pending = lanes.catch_up(topic, 0, "g")
         assert pending is not None
-        assert lanes.catch_up(topic, 0) is pending
+        assert lanes.catch_up(topic, 0, "g") is pending
         house.done(house.broker.topics.delete("t"))
         house.done(pending)
     assert lanes.room.runs == 0
@@ -274,7 +275,7 @@ def test_catching_up_stops_at_the_limit_and_goes_on_where_it_stopped(house: Hous
         index = caught_up(house, lanes, topic)
         assert index.is_full
         assert index.end == 8
-        assert lanes.catch_up(topic, 0) is None
+        assert lanes.catch_up(topic, 0, "g") is None
         index.forget_before(4)
         assert caught_up(house, lanes, topic, offset=4) is index
         assert index.end == 12
@@ -431,3 +432,31 @@ def test_the_lane_of_a_batch_is_in_its_attributes(lane: int) -> None:
 def test_a_batch_without_a_hint_or_with_an_unknown_one_is_normal() -> None:
     assert lane_of(0) == NORMAL
     assert lane_of(0x0700) == NORMAL
+
+
+# ---- what groups do to each other, and to themselves
+
+
+def test_lanes_that_are_never_used_do_not_keep_an_index_from_forgetting() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "RUNS_MAX", 100)
+        patch.setattr(module, "CUT_RUNS_MIN", 1)
+        house = memory_house()
+        house.done(house.broker.topics.create("t", 1))
+        house.done(house.broker.topics.use_lanes("t"))
+        for n in range(400):
+            append(house, CRITICAL if n % 2 else None, 1)
+        assert received(house, "idle", 10) == 10
+        got = 0
+        for _ in range(60):
+            got += received(house, "busy", 20)
+            house.scheduler.advance(1.1)
+        assert got == 400
+
+
+def received(house: House, group: str, count: int) -> int:
+    receiving = house.broker.delivery.receive(group, Receive(("t",), count_max=count))
+    records = house.done(receiving.pending).records
+    if records:
+        house.done(house.broker.delivery.settle([Settle("ack", one.receipt) for one in records]))
+    return len(records)

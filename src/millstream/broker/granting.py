@@ -204,7 +204,7 @@ class Granting:
     def _catch_up(self, share: Share) -> Steps:
         for ledger in list(share.ledgers):
             self._shares.index(share, ledger)
-            waiting = self._shares.lanes.catch_up(share.topic, ledger.partition)
+            waiting = self._shares.lanes.catch_up(share.topic, ledger.partition, share.crew.name)
             if waiting is not None:
                 yield waiting
 

@@ -94,7 +94,9 @@ class LaneRates:
                     return found
                 if wish.after is not None and (*_place(share), ledger.partition) <= wish.after:
                     continue
-                waiting = self._shares.lanes.catch_up(share.topic, ledger.partition)
+                waiting = self._shares.lanes.catch_up(
+                    share.topic, ledger.partition, share.crew.name
+                )
                 if waiting is not None:
                     yield waiting
                 counts = ledger.lane_counts()

@@ -177,7 +177,8 @@ class LaneIndex:
 
 
 class Lanes:
-    """The indexes of all partitions that somebody asked for."""
+    """The indexes of all partitions that somebody asked for, one for each group: a group that is
+    far behind, or never comes back, fills its own and nobody else's."""
 
     __slots__ = ("_catching_up", "_clock", "_engine", "_indexes", "_turns", "room")
 
@@ -187,28 +188,28 @@ class Lanes:
         self._turns = turns
         self.room = Room()
         # By UUID: a topic made again under an old name has other records.
-        self._indexes: dict[UUID, dict[int, LaneIndex]] = {}
+        self._indexes: dict[UUID, dict[tuple[int, str], LaneIndex]] = {}
         self._catching_up: dict[LaneIndex, Pending[None]] = {}
         topics.watch_deleted(self.forget)
 
-    def index(self, topic: Topic, partition: int, offset: int) -> LaneIndex | None:
+    def index(self, topic: Topic, partition: int, offset: int, group: str) -> LaneIndex | None:
         """None for a topic that has never used lanes. It may have to catch up, and it is another
         one than before when it has to be made anew, because somebody needs records that it has
         forgotten: then it begins at `offset`."""
         if not topic.uses_lanes:
             return None
         indexes = self._indexes.setdefault(topic.uuid, {})
-        index = indexes.get(partition)
+        index = indexes.get((partition, group))
         if index is None or index.start > offset:
             if index is not None:
                 index.drop()
-            index = indexes[partition] = LaneIndex(offset, self.room)
+            index = indexes[partition, group] = LaneIndex(offset, self.room)
         return index
 
-    def catch_up(self, topic: Topic, partition: int) -> Pending[None] | None:
+    def catch_up(self, topic: Topic, partition: int, group: str) -> Pending[None] | None:
         """Done when the index has all that is visible, or is full; None when there is nothing to
         do, as for a partition that nobody asked the index of."""
-        index = self._indexes.get(topic.uuid, {}).get(partition)
+        index = self._indexes.get(topic.uuid, {}).get((partition, group))
         if index is None or index.is_full:
             return None
         under_way = self._catching_up.get(index)
@@ -217,14 +218,14 @@ class Lanes:
         id = PartitionId(topic.name, partition)
         if index.end >= self._engine.offsets(id).high_watermark:
             return None
-        pending = follow(self._catch_up(topic, id, index))
+        pending = follow(self._catch_up(topic, id, group, index))
         if not pending.is_done:
             self._catching_up[index] = pending
             pending.then(lambda _: self._catching_up.__delitem__(index))
         return pending
 
     def _catch_up(
-        self, topic: Topic, id: PartitionId, index: LaneIndex
+        self, topic: Topic, id: PartitionId, group: str, index: LaneIndex
     ) -> Generator[Pending[Any], Any, None]:
         slice_end = self._clock.monotonic() + SLICE_S
         while not index.is_full:
@@ -234,25 +235,31 @@ class Lanes:
             if index.end >= end:
                 return
             chunk = yield self._engine.read(id, index.end, READ_BYTES)
-            if not self._is_of(topic, id.number, index):
+            if not self._is_of(topic, id.number, group, index):
                 return
             _add_batches(index, chunk.data)
             if not index.is_full:
                 index.skip_to(chunk.next_offset)
             if self._clock.monotonic() >= slice_end:
                 yield self._breath()
-                if not self._is_of(topic, id.number, index):
+                if not self._is_of(topic, id.number, group, index):
                     return
                 slice_end = self._clock.monotonic() + SLICE_S
 
-    def _is_of(self, topic: Topic, partition: int, index: LaneIndex) -> bool:
-        """Whether it is still the one, and not of a topic that is gone."""
-        return self._indexes.get(topic.uuid, {}).get(partition) is index
+    def _is_of(self, topic: Topic, partition: int, group: str, index: LaneIndex) -> bool:
+        """Whether it is still the one, and not of a topic or a group that is gone."""
+        return self._indexes.get(topic.uuid, {}).get((partition, group)) is index
 
     def _breath(self) -> Pending[None]:
         pending: Pending[None] = Pending()
         self._turns.soon(lambda: pending.succeed(None))
         return pending
+
+    def forget_group(self, topic: Topic, group: str) -> None:
+        """It receives from the topic no more."""
+        indexes = self._indexes.get(topic.uuid, {})
+        for place in [place for place in indexes if place[1] == group]:
+            indexes.pop(place).drop()
 
     def forget(self, topic: Topic) -> None:
         """Also when nobody receives from the topic any more."""

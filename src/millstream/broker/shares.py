@@ -25,7 +25,6 @@ from millstream.errors import (
     LeasesRefused,
     TopicUnknown,
 )
-from millstream.log.batch import LANES
 from millstream.log.partition import FsyncMode, PartitionId
 
 if TYPE_CHECKING:
@@ -399,7 +398,8 @@ class Shares:
 
     def index(self, share: Share, ledger: Ledger) -> LaneIndex | None:
         """Which offsets belong to which lane; None while the topic has never used lanes."""
-        index = self.lanes.index(share.topic, ledger.partition, ledger.first_cursor)
+        offset, group = ledger.first_cursor, share.crew.name
+        index = self.lanes.index(share.topic, ledger.partition, offset, group)
         if index is not None and share.turns is None:
             settings = share.topic.settings
             now = self.around.clock.monotonic()
@@ -435,20 +435,17 @@ class Shares:
             if self._offsets.position(ledger.group, name, ledger.partition) != start:
                 commits.setdefault(ledger.group, []).append(Commit(name, ledger.partition, start))
             if share.turns is not None:
-                self._forget_lanes(share.topic, ledger.partition)
+                self._forget_lanes(share, ledger)
         for group, moved in commits.items():
             self._offsets.write(group, moved)
 
-    def _forget_lanes(self, topic: Topic, partition: int) -> None:
-        """What lies behind every group need not be known any more."""
-        cursors = [
-            share.ledgers[partition].first_cursor
-            for share in self
-            if share.topic.name == topic.name and partition < len(share.ledgers)
-        ]
-        index = self.lanes.index(topic, partition, min(cursors))
+    def _forget_lanes(self, share: Share, ledger: Ledger) -> None:
+        """What lies behind the group need not be known any more. A lane that has no records ahead
+        moves along, or it would keep the index from ever forgetting."""
+        index = self.index(share, ledger)
         if index is not None:
-            index.forget_before(min(cursors))
+            ledger.cursors = _nexts(index, ledger)
+            index.forget_before(ledger.first_cursor)
 
     def start_of(self, share: Share, ledger: Ledger) -> int:
         """The first record that is not settled, or would be next."""
@@ -457,11 +454,7 @@ class Shares:
         if len(ledger.cursors) > 1:
             index = self.index(share, ledger)
             if index is not None:
-                nexts = []
-                for lane in range(len(LANES)):
-                    run = index.next_run(lane, ledger.cursors[lane])
-                    nexts.append(run[0] if run is not None else index.end)
-                start = min(nexts)
+                start = min(_nexts(index, ledger))
         return start if first is None else min(first, start)
 
     # ---- as the offsets of groups know us
@@ -528,6 +521,7 @@ class Shares:
 
     def _end(self, share: Share) -> None:
         share.end()
+        self.lanes.forget_group(share.topic, share.crew.name)
         for ledger in share.ledgers:
             self._void(share, ledger, 0)
             self._dirty.pop(ledger, None)
@@ -624,6 +618,15 @@ class Shares:
     def stop(self) -> None:
         self.mirror()
         self._has_stopped = True
+
+
+def _nexts(index: LaneIndex, ledger: Ledger) -> list[int]:
+    """Of each lane: where its next record is, or where that would be found."""
+    nexts = []
+    for lane, cursor in enumerate(ledger.cursors):
+        run = index.next_run(lane, cursor)
+        nexts.append(run[0] if run is not None else max(cursor, index.end))
+    return nexts
 
 
 def waiting_or_leased(share: Share) -> tuple[int, int, int]:
