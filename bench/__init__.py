@@ -9,5 +9,6 @@ WORKLOADS = {
     "log": "bench.log",
     "queues": "bench.queues",
     "topics": "bench.topics",
+    "delivery": "bench.delivery",
     "kafka": "bench.kafka",
 }

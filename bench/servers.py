@@ -153,17 +153,24 @@ def wrk(
     connections: int = CONNECTIONS,
     media: str | None = None,
 ) -> LoadRun:
-    """A POST of a body, or a GET. An answer that is no success fails the run, and so does a
-    connection that breaks."""
-    if shutil.which("wrk") is None:
-        raise NotMeasured("wrk is missing: apt-get install wrk")
-    script = scratch / "request.lua"
+    """A POST of a body, or a GET."""
     lines = ['wrk.method = "GET"'] if body is None else ['wrk.method = "POST"']
     if body is not None:
         lines.append(f"wrk.body = {json.dumps(body.decode())}")
     if media is not None:
         lines.append(f'wrk.headers["Content-Type"] = "{media}"')
-    script.write_text("\n".join(lines))
+    return wrk_script(scratch, url, "\n".join(lines), seconds, connections=connections)
+
+
+def wrk_script(
+    scratch: Path, url: str, text: str, seconds: float, *, connections: int = CONNECTIONS
+) -> LoadRun:
+    """What a script in Lua asks for. An answer that is no success fails the run, and so does a
+    connection that breaks."""
+    if shutil.which("wrk") is None:
+        raise NotMeasured("wrk is missing: apt-get install wrk")
+    script = scratch / "request.lua"
+    script.write_text(text)
     span = f"{max(1, round(seconds))}s"
     program = ["wrk", "-t1", f"-c{connections}", f"-d{span}", "--latency", "-s", str(script), url]
     output = subprocess.run(program, capture_output=True, text=True, check=True).stdout

@@ -76,8 +76,8 @@ def client_publish(bench: Bench) -> Iterator[Line]:
     with ExitStack() as stack:
         url = stack.enter_context(broker(bench.scratch)).url
         create(url, "t", 3, "none")
-        redis, why = _redis_py(bench, stack)
-        sides = {"ours": lambda: asyncio.run(_produce(url, value, count))}
+        redis, why = redis_py(bench, stack, *NEVER)
+        sides = {"ours": lambda: asyncio.run(produce(url, value, count))}
         if redis is not None:
             sides["xadd"] = lambda: _xadd_pipelines(redis, value, count)
         values = alternate(sides, bench.scale.runs)
@@ -99,8 +99,8 @@ def client_read(bench: Bench) -> Iterator[Line]:
     with ExitStack() as stack:
         url = stack.enter_context(broker(bench.scratch)).url
         create(url, "t", 1, "none")
-        asyncio.run(_produce(url, value, count))
-        redis, why = _redis_py(bench, stack)
+        asyncio.run(produce(url, value, count))
+        redis, why = redis_py(bench, stack, *NEVER)
         sides = {"ours": lambda: asyncio.run(_consume(url, count))}
         if redis is not None:
             _xadd_pipelines(redis, value, count)
@@ -186,12 +186,12 @@ def xadd_rate(port: int, seconds: float) -> float:
     return float(found(r'(?m)^"xadd[^"]*","([\d.]+)"', output))
 
 
-async def _produce(url: str, value: bytes, count: int) -> float:
+async def produce(url: str, value: bytes, count: int, topic: str = "t") -> float:
     async with AsyncClient(url) as client, client.producer() as producer:
-        await (await producer.send("t", value))
+        await (await producer.send(topic, value))
         start = time.perf_counter()
         for _ in range(count):
-            await producer.send("t", value)
+            await producer.send(topic, value)
         await producer.flush()
         seconds = time.perf_counter() - start
         if producer.statistics().delivered != count + 1:
@@ -211,12 +211,12 @@ async def _consume(url: str, count: int) -> float:
     return got / seconds
 
 
-def _redis_py(bench: Bench, stack: ExitStack) -> tuple[Any, str | None]:
+def redis_py(bench: Bench, stack: ExitStack, *flags: str) -> tuple[Any, str | None]:
     try:
         import redis
     except ImportError:
         return None, "redis-py is missing: pip install redis"
-    port, why = redis_or_why(bench, stack, *NEVER)
+    port, why = redis_or_why(bench, stack, *flags)
     return (None, why) if port is None else (redis.Redis(port=port), None)
 
 

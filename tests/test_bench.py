@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import WORKLOADS, topics
+from bench import WORKLOADS, delivery, topics
 from bench.harness import (
     SMOKE,
     Bench,
@@ -202,6 +202,32 @@ def test_every_goal_of_topics_is_measured() -> None:
         "rebalance.leave",
         "rebalance.kill",
         "offsets.start",
+    ]
+
+
+def test_work_queues_are_measured_through_the_client(tmp_path: Path) -> None:
+    done = mill(
+        "bench", "delivery", "--smoke", "--only", "members", "--json", "--dir", str(tmp_path)
+    )
+    assert done.returncode == 0, done.stderr
+    lines = json.loads(done.stdout)["lines"]
+    assert [line["name"] for line in lines] == ["members.8", "members.64"]
+    assert all(line["value"] > 0 and line["goal"] == 0.8 for line in lines)
+
+
+def test_every_goal_of_work_queues_is_measured() -> None:
+    names = [name for measurement in delivery.MEASUREMENTS for name in measurement.names]
+    assert names == [
+        "batches.none",
+        "batches.every",
+        "single.none",
+        "single.every",
+        "members.8",
+        "members.64",
+        "backlog",
+        "lanes.shares",
+        "lanes.longest-gap",
+        "lanes.critical-p99",
     ]
 
 

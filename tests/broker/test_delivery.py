@@ -22,6 +22,7 @@ from faults.simulated_disk import SimulatedDisk
 from millstream.broker.delivery_values import Receive, Settle
 from millstream.broker.group_offsets import ResetTo
 from millstream.broker.group_values import Commit, Join
+from millstream.broker.publishing import Outgoing
 from millstream.errors import (
     GroupUsesLeases,
     GroupUsesOffsets,
@@ -29,7 +30,7 @@ from millstream.errors import (
     ParameterInvalid,
     TopicUnknown,
 )
-from millstream.log.batch import Record
+from millstream.log.batch import LANES, Record
 
 
 def reopened(house: House) -> House:
@@ -55,6 +56,17 @@ def test_a_record_goes_to_one_worker_at_a_time() -> None:
     assert values(receive(house, count_max=2)) == ["a", "b"]
     assert values(receive(house)) == ["c"]
     assert receive(house) == []
+
+
+def test_a_receive_that_waited_since_before_a_topic_used_lanes_is_told_the_lane() -> None:
+    house = house_of()
+    waiting = start(house, wait_ms=5000)
+    house.scheduler.run()
+    urgent = Outgoing(None, b"a", partition=0, lane=LANES.index("critical"))
+    house.done(house.broker.publisher.publish("jobs", [urgent]))
+    house.scheduler.run()
+    (received,) = house.done(waiting.pending).records
+    assert (received.lane, received.record.value) == ("critical", b"a")
 
 
 def test_groups_do_not_share_leases() -> None:

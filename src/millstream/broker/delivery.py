@@ -184,6 +184,7 @@ class Delivery:
             refuse_gone(shares)
             seconds = PAUSE_SECONDS if has_waited else rest
             yield from self._wait(polling, shares, room, wish.member, seconds)
+            self._shares.renew(shares)
             # Woken for nothing, such as a record that somebody else took: once it may look again
             # at once.
             has_waited = not has_waited

@@ -302,6 +302,12 @@ class Shares:
             share.topic = known
         return share
 
+    def renew(self, shares: Sequence[Share]) -> None:
+        """After a wait: a topic may have other settings by now, or use lanes."""
+        for share in shares:
+            if not share.is_gone:
+                share.topic = self.around.topics.by_name.get(share.topic.name, share.topic)
+
     def get(self, group: str, topic: str, start: LeaseStart) -> Share:
         """Made when the group receives from the topic for the first time."""
         share = self.find(group, topic)

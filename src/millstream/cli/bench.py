@@ -28,7 +28,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def bench(  # noqa: PLR0917 — typer calls it by name
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="What to measure: log, queues, topics or kafka.")
+        str,
+        typer.Argument(
+            metavar="NAME", help="What to measure: log, queues, topics, delivery or kafka."
+        ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Less of everything: a minute.")] = False,
