@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 # How long the loop is kept by the start before others have a turn.
 SLICE_S = 0.01
+RECOUNTED_AT_ONCE = 50_000
 # Fewer offsets than these are not worth moving anything for.
 SPAN_MIN = 100_000
 # Moved on are those in front when less than this part of all that is kept is pending.
@@ -91,15 +92,18 @@ class ScheduleLog:
         state.pending = 0
         for owner in state.owners:
             owner.pending = 0
+        count = 0
         for slot in state.table.slots():
             for _, place, number in slot.rows():
+                count += 1
+                if count % RECOUNTED_AT_ONCE == 0:
+                    yield self._breath()
                 owner, at = state.owners[number], place - state.base
                 if state.states[at] == State.PENDING:
                     if place >= owner.purged_before:
                         owner.pending += 1
                     else:
                         state.states[at] = owner.why
-            yield self._breath()
         state.pending = sum(owner.pending for owner in state.owners)
 
     def _replay(self, data: memoryview, header: batches.Header) -> None:
