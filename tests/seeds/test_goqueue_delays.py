@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ def test_delayed_messages_survive_a_crash(tmp_path: Path) -> None:
         v1.good("DELETE", cancelled)
         schedule(v1, topic, "soon", delay=1000)
         v1.close()
-        broker.kill()
+        broker.stop(signal.SIGKILL)
     with BrokerProcess(str(tmp_path)) as broker:
         v1 = V1(broker.wait_until_ready())
         wait_until(lambda: v1.values(topic) == ["soon"], "what came due has fired, once")
