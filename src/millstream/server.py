@@ -54,6 +54,7 @@ from millstream.log.segment import Intervals
 from millstream.log.snapshot import SnapshotFolder
 from millstream.log.store import StoreOptions
 from millstream.observe.dead_letters import dead_letter_metrics, dead_letter_notes
+from millstream.observe.delivery import delivery_metrics
 from millstream.observe.groups import group_metrics
 from millstream.observe.logs import configure_logs, get_logger
 from millstream.observe.metrics import Metrics, families
@@ -342,6 +343,7 @@ class Server:
         self._metrics.register(lambda: families(engine.metrics()))
         self._metrics.register(lambda: topic_metrics(broker, self._settings.metrics_topics))
         self._metrics.register(lambda: group_metrics(broker.consuming))
+        self._metrics.register(lambda: delivery_metrics(broker.delivery))
         self._metrics.register(lambda: dead_letter_metrics(broker, self._settings.metrics_topics))
         self._metrics.register(lambda: schedule_metrics(broker.schedules, broker.named_schedules))
         if "metrics" in listeners:

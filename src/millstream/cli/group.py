@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, Any, Optional
 from urllib.parse import quote, urlencode
 
@@ -18,6 +19,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="The consumer groups of a running broker: who is in them, and how far they are.",
 )
+
+# What `describe` shows of them: a screen, not a list.
+LEASES_MAX = 50
 
 Name = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
 Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
@@ -62,8 +66,10 @@ def describe(
     remote = Remote(server, ca)
     page = remote.call("GET", _path(name)).json()
     lag = remote.call("GET", f"{_path(name)}/lag").json()
+    leases = remote.call("GET", f"{_path(name)}/leases?limit={LEASES_MAX}").json()
     if as_json:
-        print_json(page | {"lag": {key: lag[key] for key in lag if key != "group"}})
+        page["lag"] = {key: lag[key] for key in lag if key != "group"}
+        print_json(page | {"leases": leases["leases"]})
         return
     print_page(
         {
@@ -83,6 +89,12 @@ def describe(
         print()
         columns = ("topic", "partition", "committed", "end", "lag", "seconds", "trend/s")
         print_table(columns, [_lag_row(one) for one in lag["partitions"]])
+    if leases["leases"]:
+        print()
+        names = ("topic", "partition", "offset", "state", "member", "deliveries", "lane", "until")
+        print_table(names, [_lease_row(one) for one in leases["leases"]])
+        if leases["next"] is not None:
+            print(f"and more: these are the first {LEASES_MAX}")
 
 
 @app.command()
@@ -167,6 +179,20 @@ def _lag_row(one: dict[str, Any]) -> tuple[str, ...]:
         _number(one["messages"]),
         f"{one['seconds']:.1f}",
         "–" if trend is None else f"{trend:+.1f}",
+    )
+
+
+def _lease_row(one: dict[str, Any]) -> tuple[str, ...]:
+    until = datetime.fromtimestamp(one["when_ms"] // 1000, UTC) if one["when_ms"] else None
+    return (
+        one["topic"],
+        str(one["partition"]),
+        _number(one["offset"]),
+        one["state"],
+        one["member"] or "–",
+        str(one["deliveries"]),
+        one["lane"],
+        until.strftime("%Y-%m-%d %H:%M:%SZ") if until is not None else "–",
     )
 
 

@@ -29,6 +29,7 @@ NOUNS = {
     "group": ("millstream.cli.group", "The consumer groups of a running broker."),
     "schedule": ("millstream.cli.schedule", "Records that are to appear later, or again."),
     "dlq": ("millstream.cli.dlq", "The dead letters of a running broker."),
+    "work": ("millstream.cli.work", "Run a program for each record of a topic."),
     "log": ("millstream.cli.log", "Check, read and repair a data directory, without a broker."),
     "bench": ("millstream.cli.bench", "Measure this machine, against peers in the same run."),
 }
