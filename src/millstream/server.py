@@ -484,7 +484,7 @@ class Server:
             guard,
             QueueLane(self._queues, broker.timers, guard, limits, counts=counts),
             v1,
-            TopicLane(v1.routes, settings.body_bytes_max),
+            TopicLane(v1.routes, settings.body_bytes_max, guard),
             StreamSockets(broker, settings.body_bytes_max, counts),
         )
         self._metrics.register(self._lane.metrics)

@@ -60,6 +60,59 @@ def publish(house: House, *records: Outgoing, **extra: str) -> Pending[Published
     return house.broker.publisher.publish("t", records, **extra)  # type: ignore[arg-type]
 
 
+class Told:
+    """Waits for the place of one record."""
+
+    def __init__(self, breaks: bool = False) -> None:
+        self.outcomes: list[Any] = []
+        self._breaks = breaks
+
+    def placed(self, partition: int, offset: int, timestamp_ms: int) -> None:
+        self.outcomes.append((partition, offset, timestamp_ms))
+        if self._breaks:
+            raise RuntimeError("cannot be told")
+
+    def fail(self, error: BaseException) -> None:
+        self.outcomes.append(error)
+        if self._breaks:
+            raise RuntimeError("cannot be told")
+
+
+def test_who_waits_lightly_is_told_the_same(house: House) -> None:
+    publisher = house.broker.publisher
+    first, breaks, last = Told(), Told(breaks=True), Told()
+    for waiter in (first, breaks, last):
+        assert publisher.publish_for(waiter, "t", b"k", b"v", (("a", b"1"),), 1234, 2)
+    pending = publisher.publish_one("t", b"k", b"v", (), 1234, partition=2)
+    assert house.done(pending) == (2, 3, 1234)
+    told = [waiter.outcomes for waiter in (first, breaks, last)]
+    assert told == [[(2, offset, 1234)] for offset in range(3)]
+    assert stored(house)[2][0] == Record(0, 1234, b"k", b"v", (("a", b"1"),))
+    assert batches_in(house, 2) == [4]
+
+
+def test_who_waits_lightly_hears_of_what_is_wrong_at_once(house: House) -> None:
+    publisher = house.broker.publisher
+    waiter = Told()
+    with pytest.raises(PartitionUnknown):
+        publisher.publish_for(waiter, "t", None, b"v", (), None, 4)
+    # A topic that has to be made first takes the long way.
+    assert not publisher.publish_for(waiter, "another", None, b"v")
+    assert waiter.outcomes == []
+
+
+def test_an_append_that_fails_is_told_to_all_who_wait(house: House) -> None:
+    publisher = house.broker.publisher
+    waiters = [Told(), Told(breaks=True), Told()]
+    for waiter in waiters:
+        assert publisher.publish_for(waiter, "t", b"k", b"v")
+    pending = publisher.publish_one("t", b"k", b"v")
+    house.done(house.broker.topics.delete("t"))
+    with pytest.raises(TopicUnknown):
+        house.done(pending)
+    assert all(isinstance(waiter.outcomes[0], TopicUnknown) for waiter in waiters)
+
+
 def test_a_record_is_stored_as_it_was_sent(house: House) -> None:
     headers = (("a", b"1"), ("b", None))
     placed = house.done(

@@ -8,12 +8,12 @@ from functools import partial
 import pytest
 
 from listeners.http_scene import Client, Scene, get, post, run, until
-from millstream.listeners.http.lane import (
+from millstream.listeners.http.lane import LaneProtocol
+from millstream.listeners.http.lane_limits import (
     BODY_BYTES_PER_S_MIN,
     BODY_S_MAX,
     HEAD_S_MAX,
     UNREAD_S_MAX,
-    LaneProtocol,
 )
 from millstream.listeners.http.listener import KEEP_ALIVE_SECONDS
 

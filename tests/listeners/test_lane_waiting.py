@@ -7,7 +7,8 @@ import json
 import pytest
 
 from listeners.http_scene import Scene, get, post, run, until
-from millstream.listeners.http.lane import IDLE, LINE_REQUESTS_MAX, LaneProtocol
+from millstream.listeners.http.lane import IDLE, LaneProtocol
+from millstream.listeners.http.lane_limits import LINE_REQUESTS_MAX
 from millstream.listeners.http.queue_answers import BODIES_BYTES_MAX
 from millstream.process import raise_open_files
 

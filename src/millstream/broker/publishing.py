@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millstream.broker import idempotency as keys
+from millstream.broker.gathering import Gathering
 from millstream.broker.outgoing import (
     Acks,
     Outgoing,
@@ -48,6 +49,7 @@ from millstream.wire.partitioning import partition_of_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
+    from millstream.broker.gathering import Waiter
     from millstream.broker.idempotency import Idempotency
     from millstream.broker.schedules import Schedules
     from millstream.broker.topics import Topic, Topics
@@ -61,46 +63,6 @@ __all__ = ["Acks", "Outgoing", "Placed", "Published", "Publisher"]
 
 # Publishes with idempotency keys that are one append together end here.
 ONCE_BYTES = 1024 * 1024
-
-
-class _Gathering:
-    """The batch that a turn makes for a partition, and who waits for it."""
-
-    __slots__ = ("calls", "fields", "id", "lane", "ones", "size", "traffic")
-
-    def __init__(self, id: PartitionId, traffic: TopicTraffic, lane: int) -> None:
-        self.id = id
-        self.lane = lane
-        self.traffic = traffic
-        self.fields: list[batches.Fields] = []
-        self.size = 0
-        # Publishes of one record: where it is in the batch.
-        self.ones: list[tuple[Pending[Placed], int]] = []
-        # Others: where the first is, and how many.
-        self.calls: list[tuple[Pending[Published], int, int]] = []
-
-    def done(self, appended: Pending[int]) -> None:
-        fields, error = self.fields, appended.error
-        if error is not None:
-            self.traffic.messages_failed += len(fields)
-            for one, _ in self.ones:
-                one.fail(error)
-            for call, _, _ in self.calls:
-                call.fail(error)
-            return
-        is_scheduled = self.lane == SCHEDULED[1]
-        if not is_scheduled:
-            self.traffic.messages_in += len(fields)
-        self.traffic.bytes_in += self.size
-        base, number = appended.result(), self.id.number
-        for one, at in self.ones:
-            one.succeed(Placed(number, base + at, fields[at][0]))
-        for call, first, count in self.calls:
-            placed = [
-                Placed(number, base + at, fields[at][0]) for at in range(first, first + count)
-            ]
-            scheduled = frozenset(range(count)) if is_scheduled else frozenset()
-            call.succeed(Published(placed, scheduled=scheduled))
 
 
 class _Once(NamedTuple):
@@ -134,8 +96,8 @@ class Target:
         self.rotation = Rotation(topic.partitions)
         # Of each partition, the batch that this turn makes; for other lanes than normal beside
         # it, so that who uses none pays nothing for them.
-        self.gathering: list[_Gathering | None] = []
-        self.laned: dict[tuple[int, int], _Gathering] = {}
+        self.gathering: list[Gathering | None] = []
+        self.laned: dict[tuple[int, int], Gathering] = {}
         self.keyless_bytes = 0
         # Of this turn, publishes with idempotency keys.
         self.once: list[_Once] = []
@@ -156,7 +118,7 @@ class Target:
             self.rotation.grow(topic.partitions)
         self.gathering += [None] * more
 
-    def gathered(self, place: tuple[int, int]) -> _Gathering | None:
+    def gathered(self, place: tuple[int, int]) -> Gathering | None:
         return self.gathering[place[0]] if place[1] == NORMAL else self.laned.get(place)
 
     def choose(self, key: bytes | None, size: int) -> int:
@@ -207,7 +169,7 @@ class Publisher:
         # Publishes with an idempotency key that are not durable yet: a repeat waits for them.
         self._flying: dict[bytes, Pending[Published]] = {}
         # Of this turn of the loop: what is gathered, the topics it is for, and the time.
-        self._gatherings: list[tuple[Target, _Gathering]] = []
+        self._gatherings: list[tuple[Target, Gathering]] = []
         self._turn: dict[Target, None] = {}
         self._now_ms = 0
         topics.watch_deleted(self._forget)
@@ -243,6 +205,46 @@ class Publisher:
                     lambda: self.publish_one(topic, key, value, headers, timestamp_ms, partition),
                 )
             target = found
+        try:
+            gathering, at = self._add(target, key, value, headers, timestamp_ms, partition)
+        except MillstreamError as error:
+            return Pending.failed(error)
+        pending: Pending[Placed] = Pending()
+        gathering.ones.append((pending, at))
+        return pending
+
+    def publish_for(  # noqa: PLR0917  as `publish_one`
+        self,
+        waiter: Waiter,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers = (),
+        timestamp_ms: int | None = None,
+        partition: int | None = None,
+    ) -> bool:
+        """As `publish_one`, for somebody who waits without a `Pending`: it is told later, and
+        what is wrong with the record is raised. False when the topic has to be made first."""
+        target = self._targets.get(topic)
+        if target is None or target.topic is not self._topics.by_name.get(topic):
+            found = self._find(topic)
+            if isinstance(found, Pending):
+                return False
+            target = found
+        gathering, at = self._add(target, key, value, headers, timestamp_ms, partition)
+        gathering.waiters.append((waiter, at))
+        return True
+
+    def _add(  # noqa: PLR0917  the fields of a record, in their order
+        self,
+        target: Target,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers,
+        timestamp_ms: int | None,
+        partition: int | None,
+    ) -> tuple[Gathering, int]:
+        """Put a record into the batch of its partition; where it is there."""
         if target.is_append_time:
             timestamp_ms = None
         size = -1
@@ -251,10 +253,7 @@ class Publisher:
             size = len(value) if key is None else len(value) + len(key)
         if headers or not 0 <= size <= target.message_bytes_max:
             record = Outgoing(key, value, headers, timestamp_ms, partition)
-            try:
-                size = check_record(target.topic, record, 0)
-            except MillstreamError as error:
-                return Pending.failed(error)
+            size = check_record(target.topic, record, 0)
         if target not in self._turn:
             self._begin(target)
         if partition is None:
@@ -263,11 +262,9 @@ class Publisher:
         if gathering is None or gathering.size + size > BATCH_BYTES:
             gathering = self._gather(target, (partition, NORMAL))
         gathering.size += size + RECORD_OVERHEAD_BYTES
-        pending: Pending[Placed] = Pending()
         fields = gathering.fields
-        gathering.ones.append((pending, len(fields)))
         fields.append((self._now_ms if timestamp_ms is None else timestamp_ms, key, value, headers))
-        return pending
+        return gathering, len(fields) - 1
 
     def publish(
         self,
@@ -424,12 +421,12 @@ class Publisher:
             self._now_ms = self._clock.wall_ms()
         turn[target] = None
 
-    def _gather(self, target: Target, place: tuple[int, int]) -> _Gathering:
+    def _gather(self, target: Target, place: tuple[int, int]) -> Gathering:
         """The next batch for a partition and lane."""
         number, lane = place
         if target.once:
             self._append_once(target, {number})
-        gathering = _Gathering(_id_of(target, place), target.traffic, lane)
+        gathering = Gathering(_id_of(target, place), target.traffic, lane)
         if lane == NORMAL:
             target.gathering[number] = gathering
         else:
@@ -459,7 +456,7 @@ class Publisher:
                 self._gatherings.remove(one)
                 self._append(*one)
 
-    def _append(self, target: Target, gathering: _Gathering) -> None:
+    def _append(self, target: Target, gathering: Gathering) -> None:
         number, lane = gathering.id.number, gathering.lane
         if lane != NORMAL:
             place = SCHEDULED if lane == SCHEDULED[1] else (number, lane)

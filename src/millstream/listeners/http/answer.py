@@ -39,8 +39,13 @@ class Dated:
         self.raw_ok = self._head(200, RAW)
         self.json_ok = self._head(200, JSON)
 
-    def render(self, answer: Answer, is_last: bool = False) -> bytes:
-        """The whole response. Lengths are exact, so a connection can go on after it."""
+    def render(self, answer: Answer | bytes, is_last: bool = False) -> bytes:
+        """The whole response; bytes are the JSON of one with status 200. Lengths are exact, so a
+        connection can go on after it."""
+        if isinstance(answer, bytes):
+            if not is_last:
+                return b"%b%d\r\n\r\n%b" % (self.json_ok, len(answer), answer)
+            answer = Answer(OK, answer)
         status, body, media, headers = answer
         if status == OK and media is JSON and not headers and not is_last:
             # As nearly all are.

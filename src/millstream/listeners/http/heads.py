@@ -11,7 +11,7 @@ a head that is known means exactly what it would mean if it were parsed again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import httptools
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from millstream.listeners.http.answer import Answer, Dated
-    from millstream.listeners.http.hot import HotRequest, HotRoutes
+    from millstream.listeners.http.hot import HotRequest, HotRoutes, Slot
 
     Headers: TypeAlias = list[tuple[bytes, bytes]]
     # From a body to the whole response; None when it takes the route itself to answer, and
@@ -35,13 +35,22 @@ KNOWN_MAX = 1024
 UNUSUAL = frozenset((b"connection", b"expect", b"transfer-encoding", b"upgrade"))
 
 
+class Later(NamedTuple):
+    """For a route whose answer is not there at once: from a body to a place in line. It may be
+    called for a request while earlier ones of such routes wait."""
+
+    begin: Callable[[bytes], Slot | None]
+
+
 @runtime_checkable
 class QuickRoute(Protocol):
     """A hot route that is the same for all requests with one head, and knows a shorter way."""
 
     def __call__(self, request: HotRequest) -> Answer | None: ...
 
-    def quick(self, name: str, query: bytes, headers: Headers, dated: Dated) -> Quick | None:
+    def quick(
+        self, name: str, query: bytes, headers: Headers, dated: Dated
+    ) -> Quick | Later | None:
         """None when there is none: also when such a request is refused, whatever its body."""
         ...
 
@@ -49,7 +58,7 @@ class QuickRoute(Protocol):
 class Known:
     """A head, and what answers a request that begins with it. `size` is that of the request."""
 
-    __slots__ = ("answer", "body_at", "head", "headers", "name", "query", "route", "size")
+    __slots__ = ("answer", "begin", "body_at", "head", "headers", "name", "query", "route", "size")
 
     def __init__(
         self,
@@ -57,7 +66,7 @@ class Known:
         route: QuickRoute,
         name: str,
         query: bytes,
-        answer: Quick | None,
+        answer: Quick | Later | None,
     ) -> None:
         self.head = probe.head
         self.body_at = len(probe.head)
@@ -66,11 +75,22 @@ class Known:
         self.route = route
         self.name = name
         self.query = query
-        self.answer: Quick = answer or _by_the_route
+        self.begin = answer.begin if isinstance(answer, Later) else None
+        self.answer: Quick = _by_the_route
+        if answer is not None and not isinstance(answer, Later):
+            self.answer = answer
 
 
 def _by_the_route(_: bytes) -> None:
     return None
+
+
+def without_upgrade(parser: httptools.HttpRequestParser, url: bytes, headers: Headers) -> bytes:
+    """A head without the wish for another protocol."""
+    version = parser.get_http_version().encode()
+    lines = [b"%b %b HTTP/%b" % (parser.get_method(), url, version)]
+    lines += [name + b": " + value for name, value in headers if name != b"upgrade"]
+    return b"\r\n".join(lines) + HEAD_END
 
 
 class Heads:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import select
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from millstream.listeners.http.answer import Answer
 from millstream.observe.logs import get_logger
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from millstream.listeners.http.heads import Headers
     from millstream.listeners.http.lane import LaneProtocol
 
+# Request line and headers together; browsers and proxies stay below 16 KiB.
+HEAD_BYTES_MAX = 64 * 1024
 # A body where none is expected.
 COLD_BODY_BYTES_MAX = 64 * 1024
 # macOS cannot be asked whether the other side has closed; there one finds out a moment later.
@@ -78,6 +80,23 @@ class HotRoutes(Protocol):
         ...
 
 
+class Line(Protocol):
+    """A connection, as those see it who hold a place in its line."""
+
+    def on_slot(self, slot: Slot) -> None:
+        """Its answer is there."""
+        ...
+
+
+class Slot(Protocol):
+    """A place in line for an answer that comes later, to a request of which nothing else has to
+    be known. Whoever fills it tells the line."""
+
+    # The JSON of an answer with status 200; or any other answer.
+    answer: bytes | Answer | None
+    line: Line | None
+
+
 class HotRequest:
     """A request to a hot route, from its head to its answer."""
 
@@ -121,6 +140,14 @@ class HotRequest:
     def is_lost(self) -> bool:
         return self.lane.is_lost()
 
+    def lose(self) -> None:
+        """Its client went away."""
+        if self.on_lost is not None:
+            try:
+                self.on_lost()
+            except Exception as error:
+                log.error("a lost request was not cleared away", exc_info=error)
+
     def reply(self, answer: Answer) -> None:
         """Answer a request that had to wait."""
         self.on_lost = None
@@ -156,6 +183,37 @@ class NoLane:
         del lane, answer
 
 
+class Said(NamedTuple):
+    """What a head says of its request, or what is wrong with it."""
+
+    refusal: Answer | None = None
+    expects_continue: bool = False
+    length: int = 0
+
+
+def examine(headers: Headers, url: bytes, version: str) -> Said:
+    """A head that parses, and need not be right for that."""
+    hosts = length = size = 0
+    expects = False
+    for name, value in headers:
+        size += len(name) + len(value)
+        if name == b"host":
+            hosts += 1
+        elif name == b"content-length":
+            length = int(value)
+        elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            return Said(BAD_CODING)
+        elif name == b"expect" and version == "1.1":
+            expects = value.lower() == b"100-continue"
+    if size + len(url) > HEAD_BYTES_MAX:
+        return Said(HEAD_TOO_LARGE)
+    if version not in ("1.1", "1.0"):
+        return Said(BAD_VERSION)
+    if hosts > 1 or (hosts == 0 and version == "1.1"):
+        return Said(BAD_HOST)
+    return Said(None, expects, length)
+
+
 def has_event(transport: asyncio.BaseTransport, events: int) -> bool:
     """Ask the system about a connection."""
     socket = transport.get_extra_info("socket")
@@ -169,6 +227,13 @@ def has_event(transport: asyncio.BaseTransport, events: int) -> bool:
 def bug(error: BaseException) -> Answer:
     log.error("request failed", exc_info=error)
     return INTERNAL
+
+
+def answered(lane: LaneProtocol, answer: Answer) -> HotRequest:
+    """One that stands in line with its answer."""
+    request = HotRequest(lane, nowhere, "", b"")
+    request.answer, request.is_served = answer, True
+    return request
 
 
 def nowhere(request: HotRequest) -> Answer | None:

@@ -29,12 +29,16 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from millstream.errors import MillstreamError
 from millstream.listeners.http.answer import Answer, Dated
-from millstream.listeners.http.heads import HEAD_END, KNOWN_BYTES_MAX, Heads, Known
+from millstream.listeners.http.heads import (
+    HEAD_END,
+    KNOWN_BYTES_MAX,
+    Heads,
+    Known,
+    without_upgrade,
+)
 from millstream.listeners.http.hot import (
-    BAD_CODING,
-    BAD_HOST,
     BAD_REQUEST,
-    BAD_VERSION,
+    HEAD_BYTES_MAX,
     HEAD_TOO_LARGE,
     HUNG_UP,
     IS_LOST,
@@ -43,48 +47,39 @@ from millstream.listeners.http.hot import (
     HotRequest,
     HotRoute,
     HotRoutes,
+    Slot,
     Upgraded,
+    answered,
     bug,
+    examine,
     has_event,
-    nowhere,
 )
-from millstream.observe.logs import get_logger
+from millstream.listeners.http.lane_limits import (
+    HEAD_S_MAX,
+    LINE_BYTES_MAX,
+    LINE_REQUESTS_MAX,
+    SLICE_BYTES,
+    SLICES_PER_TURN,
+    UNREAD_S_MAX,
+    WRITE_BYTES,
+    body_s_max,
+)
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
 
     from uvicorn._types import ASGI3Application
 
 
-__all__ = ["HotRequest", "HotRoute", "HotRoutes", "LaneProtocol", "Upgraded", "lane_class"]
+__all__ = ["HotRequest", "HotRoute", "HotRoutes", "LaneProtocol", "Upgraded"]
 
-# A head that takes longer, from its first byte to its last, is not being sent in earnest. A body
-# gets a second more for every 16 KiB that came.
-HEAD_S_MAX = 10.0
-BODY_S_MAX = 60.0
-BODY_BYTES_PER_S_MIN = 16 * 1024
-# How long answers may lie unread, and how long a refused client has to read why.
-UNREAD_S_MAX = 60.0
+# How long a refused client has to read why.
 LINGER_S = 1.0
-# What one connection may have waiting for its turn.
-LINE_REQUESTS_MAX = 64
-LINE_BYTES_MAX = 1024 * 1024
-# What is parsed before a look at the line: a packet can hold ten thousand small requests.
-# Chunks of a byte take a hundred times as long as a body in one piece, and others wait meanwhile.
-SLICE_BYTES = 16 * 1024
-SLICES_PER_TURN = 4
-# Request line and headers together; browsers and proxies stay below 16 KiB.
-HEAD_BYTES_MAX = 64 * 1024
-# Answers to one packet that are written together.
-WRITE_BYTES = 64 * 1024
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 # Where a connection is with what it reads: between requests; in a head; in a body; in a head that
 # asks for another protocol, which is a WebSocket, or one that is ignored; past the last request.
 IDLE, HEAD, BODY, UPGRADE, AGAIN, ENDED = range(6)
-
-log = get_logger("http")
 
 
 class _Cold(NamedTuple):
@@ -115,6 +110,7 @@ class LaneProtocol(HttpToolsProtocol):
         "_room",
         "_running",
         "_since",
+        "_slots",
         "_state",
         "_unread_since",
     )
@@ -137,8 +133,10 @@ class LaneProtocol(HttpToolsProtocol):
         self._room = 0
         self._body: bytes | bytearray = b""
         # What cannot be answered yet, in the order of requests; the bytes of its bodies.
-        self._line: deque[HotRequest | _Cold] = deque()
+        self._line: deque[HotRequest | Slot | _Cold] = deque()
         self._line_bytes = 0
+        # How many of them are slots: what comes after nothing else need not wait for its turn.
+        self._slots = 0
         # What was read and is not parsed yet, because the line is full.
         self._rest = b""
         self._running: RequestResponseCycle | None = None
@@ -171,50 +169,42 @@ class LaneProtocol(HttpToolsProtocol):
             and len(data) == known.size
             and data.startswith(known.head)
             and self._state == IDLE
-            and not self._line
             and not self._rest
-            and self._running is None
-            and not self._is_write_paused
+            and self._may_serve(known)
         ):
             # One request like the one before, which is what a busy client sends.
             self._is_used = True
             body = data[known.body_at :]
-            try:
-                answer = known.answer(body)
-            except Exception as error:  # noqa: BLE001  a bug is answered, in its place
-                answer = self.dated.render(bug(error))
+            answer = self._quick(known, body)
             if answer is None:
                 self._serve_known(known, body)
-            else:
+            elif answer:
                 self.transport.write(answer)
             return
-        if self._state == IDLE and not self._rest:
+        data, self._rest = self._rest + data, b""
+        if self._state == IDLE:
             at = self._answer_known(data)
-            if at == len(data):
+            if at == len(data) and not self.flow.read_paused:
                 return
-            if at:
-                data = data[at:]
-        self._rest += data
+            data = data[at:]
+        self._rest = data
         self._parse_rest()
 
     def _answer_known(self, data: bytes) -> int:
         """Answer what is known at the front of a packet; how many bytes that were."""
         at = out_bytes = 0
         out: list[bytes] = []
-        while at < len(data) and not self._is_held_up and not self._is_stopping:
+        while at < len(data) and not self._is_stopping:
             body_at = data.find(HEAD_END, at, at + KNOWN_BYTES_MAX) + len(HEAD_END)
             if body_at < len(HEAD_END):
                 break
             known = self.heads.find(data[at:body_at])
-            if known is None or len(data) - at < known.size:
+            if known is None or len(data) - at < known.size or not self._may_serve(known):
                 break
             self._known = known
             at += known.size
             body = data[body_at:at]
-            try:
-                answer = known.answer(body)
-            except Exception as error:  # noqa: BLE001  a bug is answered, in its place
-                answer = self.dated.render(bug(error))
+            answer = self._quick(known, body)
             if answer is None:
                 if out:
                     self.transport.write(b"".join(out))
@@ -229,9 +219,40 @@ class LaneProtocol(HttpToolsProtocol):
                 out, out_bytes = [], 0
         if at:
             self._is_used = True
-        if out:
+        if out_bytes:
             self.transport.write(b"".join(out))
         return at
+
+    def _may_serve(self, known: Known) -> bool:
+        """Whether it is this request's turn: nothing is in line, or it may be in line too."""
+        if self._running is not None or self._is_write_paused:
+            return False
+        waiting = len(self._line)
+        return not waiting or (
+            known.begin is not None
+            and waiting == self._slots < LINE_REQUESTS_MAX
+            and waiting * known.size <= LINE_BYTES_MAX
+        )
+
+    def _quick(self, known: Known, body: bytes) -> bytes | None:
+        """The answer; nothing of it yet where it has a place in line, and None where it takes the
+        route itself."""
+        try:
+            if known.begin is None:
+                return known.answer(body)
+            slot = known.begin(body)
+            if slot is None:
+                return None
+            if slot.answer is not None and not self._line:
+                return self.dated.render(slot.answer)
+            slot.line = self
+            self._line.append(slot)
+            self._slots += 1
+        except Exception as error:  # noqa: BLE001  a bug is answered, in its place
+            if not self._line:
+                return self.dated.render(bug(error))
+            self._line.append(answered(self, bug(error)))
+        return b""
 
     def _serve_known(self, known: Known, body: bytes) -> None:
         """As if it had been parsed."""
@@ -311,19 +332,12 @@ class LaneProtocol(HttpToolsProtocol):
         elif state == AGAIN:
             # The parser stops at such a head and takes its body for the other protocol. It is
             # read again without what was asked for.
-            self._rest = self._head_without_upgrade() + rest
+            self._rest = without_upgrade(self.parser, self.url, self.headers) + rest
         elif state != UPGRADE or self._line or self._running is not None:
             # A client has to wait for its answers before it changes the protocol.
             self._refuse(BAD_REQUEST)
         else:
             self._upgrade(rest)
-
-    def _head_without_upgrade(self) -> bytes:
-        parser = self.parser
-        version = parser.get_http_version().encode()
-        lines = [b"%b %b HTTP/%b" % (parser.get_method(), self.url, version)]
-        lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
-        return b"\r\n".join(lines) + HEAD_END
 
     def _upgrade(self, rest: bytes) -> None:
         """Hand the connection over to a WebSocket, or say why not."""
@@ -365,8 +379,12 @@ class LaneProtocol(HttpToolsProtocol):
         method, version = parser.get_method(), parser.get_http_version()
         path, _, query = self.url.partition(b"?")
         self._room = self.routes.body_bytes_max(path)
+        said = examine(self.headers, self.url, version)
+        self.expect_100_continue, self._owes_continue = said.expects_continue, False
         # A broker is no proxy; and the parser always takes this one for another protocol.
-        refusal = BAD_REQUEST if method == b"CONNECT" else self._examine(version)
+        refusal = BAD_REQUEST if method == b"CONNECT" else said.refusal
+        if refusal is None and said.length > self._room:
+            refusal = self.routes.too_large(path)
         if refusal is not None:
             self._refuse(refusal)
             return
@@ -381,30 +399,6 @@ class LaneProtocol(HttpToolsProtocol):
         hot.is_last = version == "1.0" or not parser.should_keep_alive()
         if self.expect_100_continue:
             self._begin_expected(hot)
-
-    def _examine(self, version: str) -> Answer | None:
-        """What is wrong with a head, though it parses."""
-        hosts = length = size = 0
-        self.expect_100_continue = self._owes_continue = False
-        for name, value in self.headers:
-            size += len(name) + len(value)
-            if name == b"host":
-                hosts += 1
-            elif name == b"content-length":
-                length = int(value)
-            elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
-                return BAD_CODING
-            elif name == b"expect" and version == "1.1":
-                self.expect_100_continue = value.lower() == b"100-continue"
-        if size + len(self.url) > HEAD_BYTES_MAX:
-            return HEAD_TOO_LARGE
-        if version not in ("1.1", "1.0"):
-            return BAD_VERSION
-        if hosts > 1 or (hosts == 0 and version == "1.1"):
-            return BAD_HOST
-        if length > self._room:
-            return self.routes.too_large(self.url.partition(b"?")[0])
-        return None
 
     def _begin_expected(self, hot: HotRequest) -> None:
         """Say that the body may come, when it is this request's turn."""
@@ -520,6 +514,27 @@ class LaneProtocol(HttpToolsProtocol):
         else:
             self.loop.call_soon(self.move_on)
 
+    def on_slot(self, slot: Slot) -> None:
+        """As `on_reply`; the answer of one that waits alone goes out at once."""
+        line, answer = self._line, slot.answer
+        if not line or line[0] is not slot or answer is None:
+            return
+        if (
+            len(line) > 1
+            or self._rest
+            or self._is_write_paused
+            or self._is_stopping
+            or self._owes_continue
+            or self.flow.read_paused
+            or self.transport.is_closing()
+        ):
+            self.on_reply()
+            return
+        line.clear()
+        self._slots = 0
+        self._is_used = True
+        self.transport.write(self.dated.render(answer))
+
     def move_on(self) -> None:
         """Send what has come to the head of the line, and start what comes next."""
         self._is_used = True
@@ -532,28 +547,36 @@ class LaneProtocol(HttpToolsProtocol):
             self._owes_continue = False
             self.transport.write(CONTINUE)
         if self._rest and not self._is_line_full:
-            self.loop.call_soon(self._parse_rest)
+            # As if it came now.
+            self.loop.call_soon(self.data_received, b"")
         elif self.flow.read_paused:
             self._read_on()
         self._end_if_stopped()
 
-    def _take_turn(self, first: HotRequest | _Cold) -> bool:
+    def _take_turn(self, first: HotRequest | Slot | _Cold) -> bool:
         """Whether it is done with, and the next one may come."""
         if isinstance(first, _Cold):
             self._line.popleft()
             self._running = first.cycle
             super()._start_asgi_task(first.cycle, first.app)
             return False
-        if not first.is_served:
-            first.answer = self._serve(first) or first.answer
-        if first.answer is None:
+        is_last = False
+        if isinstance(first, HotRequest):
+            if not first.is_served:
+                first.answer = self._serve(first) or first.answer
+            is_last = first.is_last
+        answer = first.answer
+        if answer is None:
             return False
         self._line.popleft()
-        self._line_bytes -= len(first.body)
-        is_last = first.is_last or (
+        if isinstance(first, HotRequest):
+            self._line_bytes -= len(first.body)
+        else:
+            self._slots -= 1
+        is_last = is_last or (
             self._is_stopping and self._state == IDLE and not self._line and not self._rest
         )
-        self.transport.write(self.dated.render(first.answer, is_last))
+        self.transport.write(self.dated.render(answer, is_last))
         if is_last:
             self._end()
         return True
@@ -582,8 +605,8 @@ class LaneProtocol(HttpToolsProtocol):
             self.loop.call_later(LINGER_S, self.transport.close)
         elif self._is_held_up:
             # Earlier requests come first; the connection ends with the last of them.
-            last = HotRequest(self, nowhere, "", b"")
-            last.answer, last.is_last, last.is_served = answer, True, True
+            last = answered(self, answer)
+            last.is_last = True
             self._line.append(last)
         else:
             self._say_and_end(answer)
@@ -644,10 +667,10 @@ class LaneProtocol(HttpToolsProtocol):
         if self._state == IDLE:
             if took_s > idle_s and not self._is_held_up:
                 self.transport.close()
-        elif self._state in (HEAD, BODY):
-            more_s = BODY_S_MAX + self._body_bytes / BODY_BYTES_PER_S_MIN
-            if took_s > (HEAD_S_MAX if self._state == HEAD else more_s):
-                self._refuse(TOO_SLOW)
+        elif (self._state == HEAD and took_s > HEAD_S_MAX) or (
+            self._state == BODY and took_s > body_s_max(self._body_bytes)
+        ):
+            self._refuse(TOO_SLOW)
 
     def is_lost(self) -> bool:
         """Whether the client went away. The system is asked, because it knows before the loop."""
@@ -659,10 +682,11 @@ class LaneProtocol(HttpToolsProtocol):
             running.disconnected = True
             running.message_event.set()
         line, self._line = self._line, deque()
+        self._slots = 0
         self._rest = b""
         for one in line:
-            if isinstance(one, HotRequest) and one.on_lost is not None:
-                _tell(one.on_lost)
+            if isinstance(one, HotRequest):
+                one.lose()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -674,21 +698,3 @@ class LaneProtocol(HttpToolsProtocol):
         self._is_write_paused = False
         super().resume_writing()
         self.move_on()
-
-
-def lane_class(routes: HotRoutes, dated: Dated, connections_max: int) -> type[LaneProtocol]:
-    """A protocol class with its routes, for uvicorn's configuration."""
-    shared = {
-        "routes": routes,
-        "heads": Heads(routes, dated),
-        "dated": dated,
-        "connections_max": connections_max,
-    }
-    return type("Lane", (LaneProtocol,), shared)
-
-
-def _tell(on_lost: Callable[[], None]) -> None:
-    try:
-        on_lost()
-    except Exception as error:
-        log.error("a lost request was not cleared away", exc_info=error)

@@ -11,8 +11,9 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from millstream.listeners.http.answer import Dated
+from millstream.listeners.http.heads import Heads
 from millstream.listeners.http.hot import NoLane
-from millstream.listeners.http.lane import LaneProtocol, lane_class
+from millstream.listeners.http.lane import LaneProtocol
 from millstream.listeners.http.tls import TlsDoor
 from millstream.listeners.http.websocket import WebSocket
 from millstream.observe.logs import get_logger
@@ -161,3 +162,14 @@ class HttpListener:
             # Their ends come in the next turns; what a consumer was not sent goes back then.
             for _ in range(CUT_TURNS):
                 await asyncio.sleep(0)
+
+
+def lane_class(routes: HotRoutes, dated: Dated, connections_max: int) -> type[LaneProtocol]:
+    """A protocol class with its routes, for uvicorn's configuration."""
+    shared = {
+        "routes": routes,
+        "heads": Heads(routes, dated),
+        "dated": dated,
+        "connections_max": connections_max,
+    }
+    return type("Lane", (LaneProtocol,), shared)

@@ -17,6 +17,9 @@ from millstream.listeners.http.answers import status_of_kind
 from millstream.listeners.http.later import Later
 
 if TYPE_CHECKING:
+    from millstream.listeners.http.guard import Guard
+    from millstream.listeners.http.heads import Headers
+    from millstream.listeners.http.heads import Later as QuickLater
     from millstream.listeners.http.read_streams import Stream
 
 Schema: TypeAlias = dict[str, Any]
@@ -88,6 +91,12 @@ class Streamer(Protocol):
         ...
 
 
+class QuickMaker(Protocol):
+    def __call__(
+        self, name: str, query: bytes, headers: Headers, guard: Guard
+    ) -> QuickLater | None: ...
+
+
 class Route(NamedTuple):
     method: str
     # The spellings of it; the first is the one that examples use.
@@ -97,6 +106,8 @@ class Route(NamedTuple):
     tag: str
     # Whether the fast lane serves it.
     is_hot: bool = False
+    # A shorter way for heads that are known.
+    quick: QuickMaker | None = None
     stream: Streamer | None = None
 
 

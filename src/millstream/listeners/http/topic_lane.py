@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
+from starlette.datastructures import Headers as NamedHeaders
+
 from millstream.engine.pending import Pending
 from millstream.errors import BodyTooLarge, MillstreamError
 from millstream.listeners.http.answer import Answer
@@ -17,9 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from millstream.listeners.http.answer import Dated
+    from millstream.listeners.http.guard import Guard
     from millstream.listeners.http.heads import Headers
+    from millstream.listeners.http.heads import Later as QuickLater
     from millstream.listeners.http.hot import HotRequest, HotRoute
-    from millstream.listeners.http.route import Handler, Route
+    from millstream.listeners.http.route import Handler, QuickMaker, Route
 
 log = get_logger("http")
 
@@ -32,7 +36,7 @@ class TopicLane:
 
     __slots__ = ("_none", "_one", "_two", "body_bytes_max")
 
-    def __init__(self, routes: Iterable[Route], body_bytes_max: int) -> None:
+    def __init__(self, routes: Iterable[Route], body_bytes_max: int, guard: Guard) -> None:
         self.body_bytes_max = body_bytes_max
         self._none: dict[tuple[bytes, bytes, bytes], Served] = {}
         self._one: dict[tuple[bytes, bytes, bytes], Served] = {}
@@ -44,7 +48,8 @@ class TopicLane:
                 if len(words) == 4:
                     self._none[method, words[2], words[3]] = Served(_nameless(route.handler))
                 elif len(words) == 5:
-                    self._one[method, words[2], words[4]] = Served(route.handler)
+                    quick = None if route.quick is None else Allowed(route.quick, guard)
+                    self._one[method, words[2], words[4]] = Served(route.handler, quick=quick)
                 else:
                     self._two[method, words[2], words[4], words[6]] = route.handler
 
@@ -85,17 +90,35 @@ def _name(word: bytes) -> str:
     return word.decode()
 
 
+class Allowed:
+    """A shorter way, for heads that nothing is to be said against."""
+
+    __slots__ = ("_guard", "_make")
+
+    def __init__(self, make: QuickMaker, guard: Guard) -> None:
+        self._make = make
+        self._guard = guard
+
+    def __call__(self, name: str, query: bytes, headers: Headers) -> QuickLater | None:
+        if self._guard.objection(NamedHeaders(raw=headers)) is not None:
+            return None
+        return self._make(name, query, headers, self._guard)
+
+
 class Served:
     """A hot route: a handler, and the second name in the path where there is one."""
 
-    __slots__ = ("_handler", "_more")
+    __slots__ = ("_handler", "_more", "_quick")
 
-    def __init__(self, handler: Handler, *more: str) -> None:
+    def __init__(self, handler: Handler, *more: str, quick: Allowed | None = None) -> None:
         self._handler = handler
         self._more = more
+        self._quick = quick
 
-    def quick(self, name: str, query: bytes, headers: Headers, dated: Dated) -> None:
-        """Such a head need not be parsed again; there is no shorter way than that."""
+    def quick(self, name: str, query: bytes, headers: Headers, dated: Dated) -> QuickLater | None:
+        """Such a head need not be parsed again, whether or not there is a shorter way."""
+        del dated
+        return None if self._quick is None else self._quick(name, query, headers)
 
     def __call__(self, request: HotRequest) -> Answer | None:
         try:

@@ -22,6 +22,7 @@ from millstream.listeners.http.delivery_answers import KINDS, DeliveryAnswers
 from millstream.listeners.http.group_answers import GroupAnswers
 from millstream.listeners.http.named_answers import NamedAnswers
 from millstream.listeners.http.parameters import Parameters
+from millstream.listeners.http.publish_quick import QuickPublish
 from millstream.listeners.http.read_answers import Readings
 from millstream.listeners.http.read_streams import Streams
 from millstream.listeners.http.route import JSON_MEDIA, Form, Reply, Route
@@ -125,10 +126,11 @@ class V1:
         readings = Readings(broker.topics, broker.reader, self.waits)
         streams = Streams(readings)
         one = (TOPIC + "/messages", TOPIC + "/publish")
+        quick = QuickPublish(broker.publisher)
         tag = "topic messages"
         to_one = (PARTITION + "/batches",)
         return (
-            Route("POST", one, topics.publish, forms.PUBLISH, tag, is_hot=True),
+            Route("POST", one, topics.publish, forms.PUBLISH, tag, is_hot=True, quick=quick),
             Route("POST", (TOPIC + "/batch",), topics.publish_many, forms.PUBLISH_MANY, tag, True),
             Route("GET", one[:1], readings.read, forms.READ, tag, stream=streams.open),
             Route("POST", (TOPIC + "/batches",), batches.publish, forms.PUBLISH_BATCHES, tag, True),
