@@ -22,7 +22,7 @@ PINS := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	PIP_DISABLE_PIP_VERSION_CHECK=1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-compiled test-pure test-faults test-soak check \
+.PHONY: help install run test test-compiled test-pure test-faults test-clients test-soak check \
 	format docs bench kafka-peer audit clean
 
 help:  ## this list
@@ -45,6 +45,9 @@ test-pure: $(DEV)
 
 test-faults: $(DEV)  ## every test, with the full set of crashes and broken disks
 	MILLSTREAM_FAULTS=full $(BIN)/python -m pytest -n $(WORKERS) --timeout 7200
+
+test-clients: $(DEV)  ## the tests of other people's clients, fetched from their source packages
+	PYTHONPATH=tests $(BIN)/python -m clients.other_suites
 
 test-soak: $(DEV)  ## an hour's worth of load, ten thousand connections, clients that are killed
 	MILLSTREAM_SOAK=full $(BIN)/python -m pytest --timeout 7200 tests/soak

@@ -222,4 +222,14 @@ def broker_configs(in_force: Iterable[tuple[Setting, object, str]]) -> list[Conf
         value = values[ours]
         shown = str(value == "on").lower() if kind == BOOLEAN else _show_number(value)
         found.append(Config(name, shown, kind, sources[ours], True, f"The setting {ours}."))
+    found.append(_advertised(values, sources))
     return sorted(found)
+
+
+def _advertised(values: Mapping[str, object], sources: Mapping[str, int]) -> Config:
+    """Where clients are told to come to. Kafka's tools take it for one that could be changed while
+    the broker runs; who tries is refused as for all others."""
+    name = "kafka_advertised" if values.get("kafka_advertised") is not None else "kafka"
+    shown = f"{'SSL' if values.get('tls_cert') else 'PLAINTEXT'}://{values.get(name) or ''}"
+    about = "The setting kafka_advertised, or kafka."
+    return Config("advertised.listeners", shown, LIST, sources["kafka_advertised"], False, about)
