@@ -1,4 +1,4 @@
-"""Runs the integration tests of other people's clients against a broker of ours: `make test-clients`.
+"""Runs the tests of other people's clients against a broker of ours: `make test-clients`.
 
 Their tests are fetched with the source package of the version that is installed here, and thrown
 away afterwards. (The source package of aiokafka has no tests in it.) A test that fails must have an
