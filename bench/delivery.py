@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from bench import delivery_lanes, topics
+from bench import delivery_lanes, schedules, topics
 from bench.harness import Bench, Goal, Line, Measurement, Peer, Unit, alternate
 from bench.harness import make_line as line_of
 from bench.servers import CONNECTIONS, broker, found, redis_or_why, wrk_script
@@ -163,6 +163,7 @@ MEASUREMENTS = (
     Measurement(("backlog",), backlog),
     Measurement(("lanes.shares", "lanes.longest-gap"), delivery_lanes.shares),
     Measurement(("lanes.critical-p99",), delivery_lanes.critical_wait),
+    *schedules.MEASUREMENTS,
 )
 
 

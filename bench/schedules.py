@@ -145,7 +145,7 @@ def at_once(bench: Bench) -> Iterator[Line]:
             return time.time() - due_ms / 1000
 
     yield line_of(
-        "schedules.at_once",
+        "schedules.at-once",
         mode=MODE,
         unit=Unit("s", is_higher_better=False),
         values=[_run(measure)],
@@ -174,7 +174,7 @@ def lateness(bench: Bench) -> Iterator[Line]:
             raise AssertionError
 
     yield line_of(
-        "schedules.lateness_p99",
+        "schedules.lateness-p99",
         mode=MODE,
         unit=Unit("ms", is_higher_better=False),
         values=[_run(measure)],
@@ -221,7 +221,7 @@ def _run(measure: Callable[[], Awaitable[float]]) -> float:
 MEASUREMENTS = (
     Measurement(("schedules.memory",), memory),
     Measurement(("schedules.insert",), inserting),
-    Measurement(("schedules.at_once",), at_once),
-    Measurement(("schedules.lateness_p99",), lateness),
+    Measurement(("schedules.at-once",), at_once),
+    Measurement(("schedules.lateness-p99",), lateness),
     Measurement(("schedules.restart",), restarting),
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import WORKLOADS, delivery, topics
+from bench import WORKLOADS, delivery, schedules, topics
 from bench.harness import (
     SMOKE,
     Bench,
@@ -228,7 +228,24 @@ def test_every_goal_of_work_queues_is_measured() -> None:
         "lanes.shares",
         "lanes.longest-gap",
         "lanes.critical-p99",
+        "schedules.memory",
+        "schedules.insert",
+        "schedules.at-once",
+        "schedules.lateness-p99",
+        "schedules.restart",
     ]
+
+
+def test_schedules_are_measured_on_the_local_log(tmp_path: Path) -> None:
+    done = mill(
+        "bench", "delivery", "--smoke", "--only", "schedules", "--json", "--dir", str(tmp_path)
+    )
+    assert done.returncode == 0, done.stderr
+    lines = json.loads(done.stdout)["lines"]
+    assert [line["name"] for line in lines] == [
+        name for one in schedules.MEASUREMENTS for name in one.names
+    ]
+    assert all(line["value"] > 0 for line in lines)
 
 
 def test_sides_alternate_and_take_turns_in_going_first() -> None:
