@@ -119,6 +119,7 @@ def _message(record: Received) -> dict[str, object]:
         message["value"] = msgspec.Raw(record.value)
     else:
         message |= _text("value", "encoding", record.value)
+    message["lane"] = record.lane
     headers = {name: _header(value) for name, value in record.headers}
     return message | ({"headers": headers} if headers else {})
 
