@@ -432,3 +432,22 @@ def test_a_record_that_no_append_has_room_for_stays(house: House) -> None:
     assert done.progress.moved == 2
     assert texts(house, "big") == ["a", "c"]
     assert listed(house, "big").total == 1
+
+
+def test_what_gets_the_offsets_of_a_lost_tail_is_not_taken_for_gone() -> None:
+    house = local_house().start()
+    make(house, "orders", 1, fsync="none")
+    bury(house, "a")
+    # So large that it is not in the journal: its file is synced at leisure, and lost.
+    data = batches.encode([(1, None, b"x" * 200_000, ())])
+    house.done(house.engine.append(PartitionId("orders.dlq", 0), data))
+    assert redrive(house, text="xx").progress.moved == 1
+    disk = house.scheduler.disk
+    assert isinstance(disk, SimulatedDisk)
+    again = local_house(disk.crash("nothing")).start()
+    end = again.engine.offsets(PartitionId("orders.dlq", 0)).high_watermark
+    assert end == 1
+    bury(again, "new", "newer")
+    assert left(again) == ["a", "new", "newer"]
+    redrive(again)
+    assert texts(again)[-3:] == ["a", "new", "newer"]
