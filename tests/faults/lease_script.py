@@ -35,6 +35,8 @@ OPTIONS = delivery_options(
 )
 # A clock that is moved by hand loses parts of milliseconds, and a tick of the wheel is 10 ms.
 NEAR = 0.1
+KINDS = ("ack", "ack", "ack", "nack", "release", "reject", "extend")
+KINDS_IN_ORDER = ("ack", "reject", "nack", "reject", "extend", "ack", "release")
 # What may end a lease before anybody is told.
 ENDING = frozenset({"ack", "nack", "release", "reject"})
 
@@ -94,7 +96,9 @@ class Script:
             "delivery_order": order,
         }
         self.house.done(self.house.broker.topics.create(TOPIC, PARTITIONS, self.settings))
+        self.kinds: tuple[str, ...] = KINDS
         self.fates: dict[bytes, Fate] = {}
+        self.rounds = 0
         self.pulled = self.deliveries = self.refused = self.restarts = self.turned = 0
         # While the topic or the group is changed as a whole, nobody knows what a crash leaves.
         self.is_turning = False
@@ -108,11 +112,15 @@ class Script:
     def wall_ms(self) -> int:
         return self.house.scheduler.clock.wall_ms()
 
-    def run(self, steps: int) -> None:
+    def run(self, steps: int, *, in_order: bool = False) -> None:
+        """Steps at random; or rounds of publish, receive and settle, nothing left out."""
         self.disk.on_operation = self._before if self.every else None
         try:
             for _ in range(steps):
-                self._step()
+                if in_order:
+                    self._round()
+                else:
+                    self._step()
                 if self.trouble is not None:
                     break
         finally:
@@ -147,6 +155,13 @@ class Script:
             self._move_wall_clock()
         else:
             self._turn_over()
+
+    def _round(self) -> None:
+        self.kinds = (KINDS_IN_ORDER[self.rounds % len(KINDS_IN_ORDER)],)
+        self.rounds += 1
+        for act in (self._publish, self._receive, self._settle):
+            act()
+            self.house.scheduler.run()
 
     def _publish(self) -> None:
         topics = self.house.broker.topics
@@ -235,9 +250,7 @@ class Script:
         chosen: list[tuple[Fate, Settle, bool]] = []
         for fate in leased[: self.random.randint(1, 5)]:
             assert fate.lease is not None
-            kind: Any = self.random.choice(
-                ("ack", "ack", "ack", "nack", "release", "reject", "extend")
-            )
+            kind: Any = self.random.choice(self.kinds)
             delay = self.random.choice((None, 0, 2000)) if kind == "nack" else None
             more = self.random.choice((None, 1000, 8000)) if kind == "extend" else None
             settle = Settle(

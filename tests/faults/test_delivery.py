@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from faults.lease_script import Script
+from faults.lease_script import Script, dead_letters
 
 IS_FULL = os.environ.get("MILLSTREAM_FAULTS") == "full"
 
@@ -33,3 +33,14 @@ def test_the_plug_is_pulled_while_workers_settle(seed: int, mode: str) -> None:
     script.run(400)
     assert script.pulled > 15
     assert script.deliveries > 50
+
+
+@pytest.mark.parametrize("mode", ["every", "interval", "none"])
+@pytest.mark.parametrize("seed", range(20 if IS_FULL else 1))
+def test_the_plug_is_pulled_before_every_disk_operation(seed: int, mode: str) -> None:
+    script = Script(seed, every=1, mode=mode, order=("none", "key")[seed % 2])
+    script.run(12, in_order=True)
+    assert script.pulled > 20
+    # Among them are settlings, and moves to the dead letters.
+    assert dead_letters(script.house)
+    assert any(fate.settled == "acked" for fate in script.fates.values())
