@@ -20,6 +20,8 @@ class Proxy:
         self.target = ("127.0.0.1", 0)
         self.swallows = False
         self.swallowed = 0
+        # What each client sent, in order.
+        self.heard: list[bytearray] = []
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
 
@@ -67,8 +69,12 @@ class Proxy:
                 ).start()
 
     def _pass(self, source: socket.socket, sink: socket.socket, is_answer: bool) -> None:
+        heard = bytearray()
+        if not is_answer:
+            self.heard.append(heard)
         with suppress(OSError):
             while data := source.recv(READ_BYTES):
+                heard += data
                 if is_answer and self.swallows:
                     self.swallowed += 1
                     continue

@@ -109,6 +109,25 @@ def decode(request: Any, call: Call) -> Any:
     if len(call.body) > CONTROL_BYTES_MAX:
         raise RequestInvalid(f"a {request.name} of {len(call.body)} bytes")
     try:
-        return request.decode(call.body, version=call.version)
+        message = request.decode(call.body, version=call.version)
     except Exception as error:
         raise RequestInvalid(f"no {request.name} of version {call.version}: {error}") from error
+    _refuse_nulls(message, request.fields.values(), call.version)
+    return message
+
+
+def _refuse_nulls(message: Any, fields: Iterable[Any], version: int) -> None:
+    """kafka-python reads null wherever a length says so; only some fields may have it."""
+    for field in fields:
+        if not field.for_version_q(version):
+            continue
+        value = getattr(message, field.name)
+        if value is None:
+            # The id of no topic, which is all zeros, is None to it too.
+            if field.type_str != "uuid" and not field.nullable_for_version_q(version):
+                raise RequestInvalid(f"the field {field.name} of a request is null")
+        elif field.is_struct_array():
+            for item in value:
+                _refuse_nulls(item, field.fields.values(), version)
+        elif isinstance(value, list) and None in value:
+            raise RequestInvalid(f"the field {field.name} of a request has a null in it")
