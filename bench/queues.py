@@ -2,7 +2,7 @@
 
 The load comes from programs that are quicker than either server: `wrk` for HTTP and
 `redis-benchmark` for Redis, with 64 connections and one message a request, or with one connection;
-and from `queue_latency.py` where requests come whether or not there are answers.
+and from `open_load.py` where requests come whether or not there are answers.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from contextlib import ExitStack
 from bench import queue_sockets
 from bench.harness import Bench, Goal, Line, Measurement, Peer, Unit, alternate
 from bench.harness import make_line as line_of
-from bench.queue_latency import Load, Times
-from bench.queue_latency import run as run_load
+from bench.open_load import Load, Times, on_time
+from bench.open_load import run as run_load
 from bench.servers import (
     CONNECTIONS,
     QUEUE_ROOM,
@@ -151,8 +151,8 @@ def open_load(bench: Bench) -> Iterator[Line]:
         ("enqueue-p99", "http-enqueue", "redis-lpush", "p99", 1.0),
         ("dequeue-p99", "http-dequeue", "redis-rpop", "p99", 1.0),
     ):
-        calm, note = _calm(times[side])
-        calm_peer, _ = _calm(times.get(command, []))
+        calm, note = on_time(times[side], CALM_MS)
+        calm_peer, _ = on_time(times.get(command, []), CALM_MS)
         yield line_of(
             f"http.open-{name}",
             mode="memory",
@@ -161,22 +161,12 @@ def open_load(bench: Bench) -> Iterator[Line]:
             peer=Peer(f"Redis, {share}", [_of(one, share) for one in calm_peer], why),
             goal=Goal("value at most", goal_ms),
             taken="median",
-            note=note,
+            note=f"{RATE} requests/s; {note}",
         )
 
 
 def _of(times: Times, share: str) -> float:
     return times.p50 if share == "p50" else times.p99
-
-
-def _calm(runs: list[Times]) -> tuple[list[Times], str]:
-    """The runs in which the load program was on time; all, when there is none."""
-    calm = [one for one in runs if one.late_p99 <= CALM_MS]
-    what = f"{RATE} requests/s; "
-    if calm or not runs:
-        return calm, what + f"of {len(runs)} runs, those whose load came on time"
-    late_ms = min(one.late_p99 for one in runs)
-    return runs, what + f"the machine was busy: the load itself came {late_ms:.1f} ms late (p99)"
 
 
 def batches(bench: Bench) -> Iterator[Line]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.queue_latency import PROTOCOLS, Load, measure
+from bench.open_load import PROTOCOLS, Load, measure
 
 from broker_process import MILL, plain_environment
 
