@@ -10,7 +10,7 @@ import pytest
 from broker.grouping import Consumer
 from broker.kafka_members import kafka_house, pass_time
 from broker.making import House
-from millstream.broker.consumer_groups import Beat, Beaten
+from millstream.broker.consumer_groups import NAMES_SLICE, Beat, Beaten
 from millstream.errors import MillstreamError
 from millstream.log.partition import PartitionId
 
@@ -218,6 +218,51 @@ def test_topics_that_are_made_later_come_by_themselves() -> None:
     house.done(house.broker.topics.delete("orders"))
     member.beat()
     assert member.target == ids(0, 1, topic="later")
+
+
+def test_a_pattern_stands_for_topics_that_are_there_and_that_come() -> None:
+    house = kafka_house()
+    house.done(house.broker.topics.create("old", 1))
+    member = Member(house, "a").join(topics=None, pattern="^or.*|old").follow()
+    assert member.target == ids(0, 1, 2, 3) | ids(0, topic="old")
+    house.done(house.broker.topics.create("orchids", 2))
+    house.done(house.broker.topics.create("other", 2))
+    member.beat()
+    assert member.target == ids(0, 1, 2, 3) | ids(0, topic="old") | ids(0, 1, topic="orchids")
+    house.done(house.broker.topics.delete("old"))
+    member.beat()
+    assert member.target == ids(0, 1, 2, 3) | ids(0, 1, topic="orchids")
+    member.beat(topics=frozenset(("other",)))
+    member.follow()
+    assert member.target == ids(0, 1, 2, 3) | ids(0, 1, topic="orchids") | ids(0, 1, topic="other")
+    member.beat(pattern="")
+    member.follow()
+    assert member.target == ids(0, 1, topic="other")
+
+
+def test_a_name_that_is_taken_back_stays_when_the_pattern_fits_it() -> None:
+    house = kafka_house()
+    member = Member(house, "a").join(pattern="or.*").follow()
+    member.beat(topics=frozenset())
+    member.follow()
+    assert member.target == ids(0, 1, 2, 3)
+
+
+def test_a_pattern_is_tried_on_all_topics_however_many() -> None:
+    house = kafka_house()
+    for number in range(NAMES_SLICE + 10):
+        house.broker.topics.by_name[f"t{number}"] = house.broker.topics.get("orders")._replace(
+            name=f"t{number}", partitions=1
+        )
+    member = Member(house, "a").join(topics=None, pattern="t.*9")
+    assert member.target is not None
+    assert len(member.target) == len([n for n in range(NAMES_SLICE + 10) if n % 10 == 9])
+
+
+def test_what_is_no_pattern_is_refused() -> None:
+    house = kafka_house()
+    assert Member(house, "a").refused(pattern="(") == "pattern_invalid"
+    assert Member(house, "a").refused(pattern="") == "parameter_invalid"
 
 
 def test_a_member_may_want_other_topics_than_before() -> None:

@@ -100,6 +100,16 @@ def test_five_that_start_together_make_few_rebalances(broker: BrokerProcess) -> 
         one.close()
 
 
+@pytest.mark.parametrize("way", ["range", "consumer"])
+def test_a_pattern_finds_topics_that_are_made_later(broker: BrokerProcess, way: str) -> None:
+    make_topic(broker, f"found-{way}-1", 1)
+    member = Watched(settings(broker, f"finders-{way}", **WAYS[way]), f"^found-{way}.*")
+    turn_until(lambda: len(member.consumer.assignment()) == 1, member)
+    make_topic(broker, f"found-{way}-2", 2)
+    turn_until(lambda: len(member.consumer.assignment()) == 3, member)
+    member.close()
+
+
 def test_with_cooperative_rebalancing_what_stays_is_never_taken_away(
     broker: BrokerProcess,
 ) -> None:

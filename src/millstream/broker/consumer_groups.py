@@ -10,12 +10,14 @@ A member may read topics that are not there yet, or all whose names match a patt
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millstream.broker.group_values import check_group_name
 from millstream.broker.joining import CLIENT_ID, MEMBER_ID, TOPICS_MAX
 from millstream.broker.membership import Member
 from millstream.broker.polling import Session
+from millstream.broker.topic_patterns import TopicPattern
 from millstream.engine.pending import Pending, follow
 from millstream.errors import (
     AssignorUnknown,
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from millstream.broker.joining import GroupOptions
     from millstream.broker.rebalancing import Group
     from millstream.broker.surroundings import Surroundings
+    from millstream.broker.topics import Topic
     from millstream.log.partition import PartitionId
 
 # What Kafka calls them. `sticky` is as even, and leaves more where it is.
@@ -45,6 +48,8 @@ KAFKA_NAMES: Mapping[str, str] = {"sticky": "uniform", "range": "range", "round_
 JOINING, LEAVING, LEAVING_FOR_NOW = 0, -1, -2
 MEMBER_ID_BYTES = 16
 REBALANCE_TIMEOUT_MS_MAX = 24 * 60 * 60 * 1000
+# Names of topics that a pattern is tried on in one turn of the loop: a few milliseconds.
+NAMES_SLICE = 500
 
 
 class Beat(NamedTuple):
@@ -100,6 +105,7 @@ class ConsumerGroups:
         "_random_hex",
         "_rebalancing",
         "_topics",
+        "_turns",
     )
 
     def __init__(
@@ -117,6 +123,8 @@ class ConsumerGroups:
         self._rebalancing = rebalancing = groups.rebalancing
         self._random_hex = random_hex
         self._check_new = groups.check_new
+        self._turns = around.turns
+        around.topics.watch_partitions(self._topic_made)
         offsets.count_members_by(
             "consumer", lambda name: rebalancing.count_members(name, "consumer")
         )
@@ -132,26 +140,64 @@ class ConsumerGroups:
             self._leave(name, beat)
             yield self._offsets.settled()
             return Beaten(beat.member_id, beat.epoch, self._options.heartbeat_interval_ms, None)
+        wanted = yield from self._wanted(beat)
         if beat.epoch == JOINING:
-            group, session = self._join(name, beat)
+            group, session = self._join(name, beat, wanted)
         else:
-            group, session = self._called(name, beat)
+            group, session = self._called(name, beat, wanted)
         member = session.member
         self._rebalancing.reconcile(group, session)
         epoch = member.generation
         assignment = tuple(sorted(member.owned))
-        is_news = beat.epoch != epoch or beat.topics is not None
+        is_news = beat.epoch != epoch or beat.topics is not None or beat.pattern is not None
         if is_news:
             yield self._offsets.settled()
         interval_ms = self._options.heartbeat_interval_ms
         return Beaten(member.id, epoch, interval_ms, assignment if is_news else None)
 
+    # ---- topics
+
+    def _wanted(self, beat: Beat) -> Generator[Pending[Any], Any, _Wanted | None]:
+        """What a pattern stands for; None when it stays as it was."""
+        if beat.pattern is None:
+            return None
+        if not beat.pattern:
+            return _Wanted(None, frozenset())
+        pattern = TopicPattern(beat.pattern)
+        found: set[str] = set()
+        seen: set[str] = set()
+        while new := list(islice(self._topics.by_name.keys() - seen, NAMES_SLICE)):
+            seen.update(new)
+            found.update(filter(pattern.matches, new))
+            if len(new) == NAMES_SLICE:
+                yield self._breath()
+        return _Wanted(pattern, frozenset(found))
+
+    def _breath(self) -> Pending[None]:
+        pending: Pending[None] = Pending()
+        self._turns.soon(lambda: pending.succeed(None))
+        return pending
+
+    def _topic_made(self, topic: Topic) -> None:
+        """Also told of one that grew."""
+        for group in list(self._rebalancing.groups.values()):
+            for session in list(group.sessions.values()):
+                pattern, member = session.pattern, session.member
+                if pattern is None or topic.name in member.topics:
+                    continue
+                if pattern.matches(topic.name):
+                    group.membership.want(member, member.topics | {topic.name}, member.assignor)
+                    group.membership.set_partitions(topic.name, topic.partitions)
+                    self._rebalancing.changed(group, "topics")
+
     # ---- joining
 
-    def _join(self, name: str, beat: Beat) -> tuple[Group, Session]:
-        topics = beat.topics
-        if not topics:
+    def _join(self, name: str, beat: Beat, wanted: _Wanted | None) -> tuple[Group, Session]:
+        pattern, matching = wanted or _Wanted(None, frozenset())
+        named = beat.topics or frozenset()
+        if not named and pattern is None:
             raise _invalid("a member that joins names the topics that it reads")
+        topics = named | matching
         self._offsets.refuse_others(name, "consumer")
         known = [topic for topic in sorted(topics) if topic in self._topics.by_name]
         self._offsets.use_by_offset(name, known)
@@ -160,6 +206,7 @@ class ConsumerGroups:
         assignor = ASSIGNORS[beat.assignor] if beat.assignor is not None else None
         member = Member(member_id, beat.client_id, topics, beat.instance_id, assignor)
         session = self._session(member, beat)
+        session.named, session.pattern = named, pattern
         if group is None:
             self._check_new(name)
             group = self._rebalancing.get_or_create(name, "consumer")
@@ -232,7 +279,7 @@ class ConsumerGroups:
 
     # ---- being there, and leaving
 
-    def _called(self, name: str, beat: Beat) -> tuple[Group, Session]:
+    def _called(self, name: str, beat: Beat, wanted: _Wanted | None) -> tuple[Group, Session]:
         group = self._find(name, beat)
         member = group.membership.called(beat.member_id, beat.epoch)
         _check_instance(group, member, beat)
@@ -241,7 +288,9 @@ class ConsumerGroups:
         if beat.rebalance_timeout_ms is not None:
             session.rebalance_timeout_ms = beat.rebalance_timeout_ms
         self._rebalancing.confirm(group, session, beat.epoch, beat.owned)
-        topics = beat.topics if beat.topics is not None else member.topics
+        topics = member.topics
+        if beat.topics is not None or wanted is not None:
+            topics = _topics(session, beat, wanted)
         assignor = ASSIGNORS[beat.assignor] if beat.assignor is not None else member.assignor
         if (topics, assignor) != (member.topics, member.assignor):
             self._set_partitions(group, topics)
@@ -311,6 +360,26 @@ class ConsumerGroups:
         ]
         assignor = KAFKA_NAMES[membership.assignor]
         return ConsumerFacts(membership.is_settled, membership.generation, assignor, members)
+
+
+class _Wanted(NamedTuple):
+    """A pattern, and the topics that it fits now."""
+
+    pattern: TopicPattern | None
+    matching: frozenset[str]
+
+
+def _topics(session: Session, beat: Beat, wanted: _Wanted | None) -> frozenset[str]:
+    """Those that a member has now, by name and by pattern."""
+    matching = session.member.topics - session.named
+    if wanted is not None:
+        session.pattern, matching = wanted
+    elif session.pattern is not None:
+        # A name that it takes back may be one that the pattern fits.
+        matching |= set(filter(session.pattern.matches, session.named))
+    if beat.topics is not None:
+        session.named = beat.topics
+    return session.named | matching
 
 
 def _check(beat: Beat) -> None:

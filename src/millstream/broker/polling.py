@@ -18,6 +18,7 @@ from millstream.errors import MillstreamError, OffsetOutOfRange, TopicUnknown
 if TYPE_CHECKING:
     from millstream.broker.membership import Member
     from millstream.broker.reading import Reader
+    from millstream.broker.topic_patterns import TopicPattern
     from millstream.broker.wheel import Timer
     from millstream.log.partition import PartitionId
 
@@ -91,6 +92,9 @@ class Session:
     is_unsettled: bool = False
     # Of a Kafka client: where it called from.
     host: str = ""
+    # The topics that it named, and a pattern of more. The member has all of them.
+    named: frozenset[str] = frozenset()
+    pattern: TopicPattern | None = None
     # How long it may take to give up partitions; None is what the settings say.
     rebalance_timeout_ms: int | None = None
     # A static member that said good-bye: its partitions wait for it.
