@@ -19,3 +19,9 @@ _.connection_made
 _.keep_alive  # uvicorn's cycles
 _.disconnected
 before_call  # schemathesis
+_.rate_per_s  # `GET /v1/priority/stats` shows every field of what it is given
+_.last_served_ms
+_.oldest_age_ms
+_.redelivered  # `GET /v1/reliability/stats` does so too
+_.rejected  # and clients read it
+_.parked
