@@ -23,7 +23,8 @@ from broker.kafka_members import (
 from broker.making import House, local_house
 from faults.simulated_disk import SimulatedDisk
 from millstream.broker.classic_group import NO_PARTITIONS
-from millstream.broker.classic_groups import METADATA_BYTES_MAX, PROTOCOLS_MAX
+from millstream.broker.classic_groups import METADATA_BYTES_MAX, PROTOCOLS_MAX, Hurry
+from millstream.broker.classic_values import ClassicSync
 from millstream.broker.delivery_values import Receive
 from millstream.broker.group_values import Commit, Join
 from millstream.broker.publishing import Outgoing
@@ -474,6 +475,54 @@ def test_the_group_is_shown_with_its_members_and_what_they_read() -> None:
     assert lag.partitions[0].member_id == b.id
     Classic(house).start()
     assert house.done(house.broker.directory.describe("g")).summary.state == "rebalancing"
+
+
+def test_a_new_member_whose_client_is_gone_is_not_waited_for() -> None:
+    house = kafka_house()
+    a, b, c = three(house)
+    hurry = Hurry()
+    new = Classic(house)
+    new.joining = house.broker.classic_groups.join("g", new.wish(), hurry)
+    hurry()
+    assert new.error == "member_unknown"
+    for one in (a, b, c):
+        one.start()
+    assert a.hear().generation == 2
+    assert len(a.told.members) == 3  # type: ignore[union-attr]
+
+
+def test_a_member_whose_client_is_gone_may_come_back_while_the_group_waits() -> None:
+    house = kafka_house()
+    a, b, c = three(house)
+    Classic(house).start()
+    hurry = Hurry()
+    a.joining = house.broker.classic_groups.join("g", a.wish(), hurry)
+    assert a.is_waiting
+    hurry()
+    assert a.error == "rebalance_under_way"
+    for one in (b, c, a):
+        one.start()
+    assert a.hear().generation == 2
+    hurry()
+    assert a.heartbeat() is None
+
+
+def test_who_waits_for_its_part_and_is_gone_is_let_go() -> None:
+    house = kafka_house()
+    a, b = Classic(house), Classic(house)
+    a.start()
+    b.start()
+    pass_time(house, FORMING_S * 2.5)
+    a.hear()
+    b.hear()
+    hurry = Hurry()
+    sync = ClassicSync(b.id or "", b.generation)
+    waiting = house.broker.classic_groups.sync("g", sync, hurry)
+    hurry()
+    assert getattr(waiting.error, "code", None) == "rebalance_under_way"
+    deal(a, b)
+    hurry()
+    assert b.heartbeat() is None
 
 
 def test_a_broker_that_stops_answers_who_waits() -> None:

@@ -17,6 +17,7 @@ from millstream.broker.share_groups import ShareBeat, ShareBeaten
 from millstream.broker.share_sessions import (
     ACKNOWLEDGED_MAX,
     GOODBYE_SECONDS,
+    PAUSE_SECONDS,
     Acknowledgement,
     ShareFetch,
     ShareFetched,
@@ -315,7 +316,10 @@ def test_records_of_partitions_that_the_worker_does_not_know_go_back() -> None:
     a, b = Worker(house, "a").join(), Worker(house, "b").join()
     b.wants = (JOBS, PartitionId("jobs", 1))
     publish(house, "1", partition=1)
-    assert a.values() == []
+    waiting = a.start()
+    assert not waiting.pending.is_done
+    pass_time(house, PAUSE_SECONDS * 1.5)
+    assert waiting.pending.result().records == []
     assert b.values() == ["1"]
 
 

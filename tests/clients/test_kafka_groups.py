@@ -197,6 +197,21 @@ def test_what_was_committed_is_where_members_go_on_after_a_restart(
         late.close()
 
 
+def test_a_broker_stops_while_a_member_waits_for_the_others(tmp_path: Path) -> None:
+    with BrokerProcess(str(tmp_path), *KAFKA) as broker:
+        broker.wait_until_ready()
+        topic = make_topic(broker, "orders", 2)
+        busy = Watched(settings(broker, "crew"), topic)
+        deal_out(2, busy)
+        # It waits for the first, which does not poll and so does not join again.
+        waiting = Watched(settings(broker, "crew"), topic)
+        wait_until(lambda: group_page(broker, "crew")["state"] == "rebalancing", "a rebalance")
+        assert broker.stop() == 0
+        assert broker.messages("requests cut off") == []
+        waiting.close()
+        busy.close()
+
+
 def test_commits_of_one_who_only_borrows_the_name_are_refused_while_there_are_members(
     broker: BrokerProcess,
 ) -> None:

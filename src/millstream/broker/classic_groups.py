@@ -62,6 +62,23 @@ class ClassicOptions:
     members_max: int = 1_000
 
 
+class Hurry:
+    """Held by who waits for a join or a sync, to end that when nobody will hear the answer: the
+    client is gone, or the broker stops."""
+
+    __slots__ = ("_let_go",)
+
+    def __init__(self) -> None:
+        self._let_go: Callable[[], None] | None = None
+
+    def on(self, let_go: Callable[[], None]) -> None:
+        self._let_go = let_go
+
+    def __call__(self) -> None:
+        if self._let_go is not None:
+            self._let_go()
+
+
 class ClassicGroups:
     __slots__ = (
         "_check_new",
@@ -98,11 +115,15 @@ class ClassicGroups:
 
     # ---- joining
 
-    def join(self, group: str, join: ClassicJoin) -> Pending[ClassicJoined]:
+    def join(
+        self, group: str, join: ClassicJoin, hurry: Hurry | None = None
+    ) -> Pending[ClassicJoined]:
         """Be in the next generation. It waits for the others."""
-        return follow(self._join(group, join))
+        return follow(self._join(group, join, hurry or Hurry()))
 
-    def _join(self, name: str, join: ClassicJoin) -> Generator[Pending[Any], Any, ClassicJoined]:
+    def _join(
+        self, name: str, join: ClassicJoin, hurry: Hurry
+    ) -> Generator[Pending[Any], Any, ClassicJoined]:
         check_group_name(name)
         self._check(join)
         self._offsets.refuse_others(name, "classic")
@@ -124,6 +145,7 @@ class ClassicGroups:
                 answer = self._join_again(group, join, join.member_id)
         finally:
             self._drop_empty(group)
+        hurry.on(lambda: self._let_go_join(group, answer))
         joined: ClassicJoined = yield answer
         yield self._offsets.settled()
         return joined
@@ -271,6 +293,19 @@ class ClassicGroups:
         waiting = member.joining = Pending()
         return waiting
 
+    def _let_go_join(self, group: ClassicGroup, waiting: Pending[ClassicJoined]) -> None:
+        """A new member is out: nobody has its id. Another one has as long as it had to come
+        back."""
+        for member in list(group.members.values()):
+            if member.joining is not waiting:
+                continue
+            if member.is_new:
+                self._remove(group, member)
+                self._after_removal(group, "leave")
+            else:
+                member.joining = None
+                waiting.fail(_under_way())
+
     def _check_room(self, group: ClassicGroup) -> None:
         members_max = self._options.members_max
         if len(group.members) + len(group.promised) >= members_max:
@@ -371,11 +406,15 @@ class ClassicGroups:
 
     # ---- dealing out
 
-    def sync(self, group: str, sync: ClassicSync) -> Pending[ClassicSynced]:
+    def sync(
+        self, group: str, sync: ClassicSync, hurry: Hurry | None = None
+    ) -> Pending[ClassicSynced]:
         """What a member gets. It waits for the leader, which gives it."""
-        return follow(self._sync(group, sync))
+        return follow(self._sync(group, sync, hurry or Hurry()))
 
-    def _sync(self, name: str, sync: ClassicSync) -> Generator[Pending[Any], Any, ClassicSynced]:
+    def _sync(
+        self, name: str, sync: ClassicSync, hurry: Hurry
+    ) -> Generator[Pending[Any], Any, ClassicSynced]:
         group = self._find(name, sync.member_id)
         member = group.called(sync.member_id, sync.generation, sync.instance_id)
         for said, known in (
@@ -395,10 +434,16 @@ class ClassicGroups:
         if member.syncing is not None:
             member.syncing.fail(_under_way())
         waiting = member.syncing = Pending()
+        hurry.on(lambda: self._let_go_sync(member, waiting))
         if member.id == group.leader:
             self._deal_out(group, sync)
         synced: ClassicSynced = yield waiting
         return synced
+
+    def _let_go_sync(self, member: ClassicMember, waiting: Pending[ClassicSynced]) -> None:
+        if member.syncing is waiting:
+            member.syncing = None
+            waiting.fail(_under_way())
 
     def _deal_out(self, group: ClassicGroup, sync: ClassicSync) -> None:
         group.deal_out(sync.assignments)

@@ -50,6 +50,8 @@ ACKNOWLEDGED_MAX = 100_000
 # A client that closes says good-bye to the group and, on another connection, what became of its
 # last records: the session waits so long for the latter.
 GOODBYE_SECONDS = 5.0
+# How long a fetch pauses that was given nothing but records of partitions that it did not ask for.
+PAUSE_SECONDS = 0.1
 # What the id of a member may have and the name of one who leases may not.
 UNWANTED = re.compile(r"[^A-Za-z0-9._:-]")
 
@@ -165,7 +167,16 @@ class ShareSessions:
             # It was voided meanwhile.
             receiving.cancel()
             return ShareFetched(outcomes, [])
-        return ShareFetched(outcomes, self._hold(group, session, received.records))
+        known = self._hold(group, session, received.records)
+        if received.records and not known:
+            # Its client has yet to hear of these partitions; it must not ask again at once.
+            yield self._pause()
+        return ShareFetched(outcomes, known)
+
+    def _pause(self) -> Pending[None]:
+        pending: Pending[None] = Pending()
+        self._timers.after(PAUSE_SECONDS, lambda: pending.succeed(None))
+        return pending
 
     def acknowledge(
         self, group: str, member_id: str, epoch: int, acknowledged: Sequence[Acknowledgement]

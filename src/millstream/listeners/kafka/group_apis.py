@@ -17,6 +17,7 @@ from kafka.protocol.consumer.group import (
     SyncGroupResponse,
 )
 
+from millstream.broker.classic_groups import Hurry
 from millstream.broker.classic_values import ClassicJoin, ClassicSync
 from millstream.engine.pending import Pending, follow
 from millstream.errors import MemberIdRequired, MillstreamError, ParameterInvalid
@@ -68,8 +69,9 @@ def _join(context: Context, call: Call, asked: Any) -> Generator[Pending[Any], A
         must_know_id=call.version >= KNOWN_ID_FROM,
         can_skip=call.version >= SKIP_FROM,
     )
+    call.on_hurry = hurry = Hurry()
     try:
-        joined = yield context.broker.classic_groups.join(asked.group_id, wish)
+        joined = yield context.broker.classic_groups.join(asked.group_id, wish, hurry)
     except MillstreamError as error:
         return _not_joined(context, call, error, asked.member_id)
     return _joined(call, joined)
@@ -132,8 +134,10 @@ def _sync(context: Context, call: Call, asked: Any) -> Generator[Pending[Any], A
         asked.protocol_name if says_protocol else None,
         tuple((one.member_id, bytes(one.assignment or b"")) for one in asked.assignments),
     )
+    call.on_hurry = hurry = Hurry()
+    groups = context.broker.classic_groups
     try:
-        synced: ClassicSynced = yield context.broker.classic_groups.sync(asked.group_id, wish)
+        synced: ClassicSynced = yield groups.sync(asked.group_id, wish, hurry)
     except MillstreamError as error:
         return SyncGroupResponse(
             throttle_time_ms=0,
