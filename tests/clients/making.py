@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import httpx
@@ -34,6 +34,7 @@ def produce(
     values: list[bytes],
     *,
     key: bytes | None = None,
+    headers: Sequence[tuple[str, bytes]] = (),
     options: Mapping[str, object] = MappingProxyType({}),
 ) -> list[int]:
     """By librdkafka, to partition 0; the offset of each, in the order of their answers."""
@@ -46,7 +47,9 @@ def produce(
         placed.append(message.offset() or 0)
 
     for value in values:
-        producer.produce(topic, value, key=key, partition=0, on_delivery=done)
+        producer.produce(
+            topic, value, key=key, headers=list(headers), partition=0, on_delivery=done
+        )
     assert producer.flush(PATIENCE_SECONDS) == 0
     return placed
 

@@ -251,6 +251,22 @@ def test_a_compacted_topic_refuses_records_without_a_key(broker: BrokerProcess) 
     assert code_of(raised) == KafkaError.INVALID_RECORD
 
 
+def test_a_topic_that_inspects_delays_and_ranks_by_headers(broker: BrokerProcess) -> None:
+    topic = make_topic(broker, "inspected", inspect=True)
+    produce(broker, topic, [b"later"], headers=[("ms-delay", b"500ms")])
+    produce(broker, topic, [b"urgent"], headers=[("ms-lane", b"critical")])
+    produce(broker, topic, [b"plain"], headers=[("a", b"1")])
+    found = {one.value(): one.headers() for one in consume(broker, topic, 3)}
+    assert found == {
+        b"later": None,
+        b"urgent": [("ms-lane", b"critical")],
+        b"plain": [("a", b"1")],
+    }
+    with pytest.raises(KafkaException) as raised:
+        produce(broker, topic, [b"x"], headers=[("ms-lane", b"fast")])
+    assert code_of(raised) == KafkaError.INVALID_RECORD
+
+
 def test_internal_topics_are_not_for_clients(broker: BrokerProcess) -> None:
     with pytest.raises(KafkaException) as raised:
         produce(broker, "__offsets", [b"x"], options={"message.timeout.ms": 5000})

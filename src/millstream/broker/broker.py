@@ -177,7 +177,7 @@ def make_broker(
         topics=topics,
         idempotency=idempotency,
         publisher=publisher,
-        sealed_batches=SealedBatches(engine, topics, traffic, clock),
+        sealed_batches=SealedBatches(engine, topics, publisher, traffic, clock),
         reader=reader,
         traffic=traffic,
         consuming=consuming,

@@ -1,14 +1,16 @@
 """Batches that come ready-made and stay closed: those of Kafka's clients.
 
 They are checked from outside: length, CRC, counts, and what their attributes say. A batch is opened
-only for a topic that must see its records: a compacted one, where each needs a key. Where the
-topic keeps the time of the append, the batch gets a new header around the same bytes.
+only for a topic that must see its records: a compacted one, where each needs a key, and one whose
+setting `inspect` asks for it (`inspecting.py`). Where the topic keeps the time of the append, the
+batch gets a new header around the same bytes.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from millstream.broker.inspecting import publish_opened
 from millstream.broker.outgoing import key_required
 from millstream.broker.topic_settings import BATCH_OVERHEAD_BYTES
 from millstream.broker.topics import partition_unknown
@@ -17,6 +19,7 @@ from millstream.log import batch as batches
 from millstream.log.partition import PartitionId
 
 if TYPE_CHECKING:
+    from millstream.broker.publishing import Publisher
     from millstream.broker.topics import Topic, Topics
     from millstream.broker.traffic import Traffic
     from millstream.clock import Clock
@@ -38,23 +41,32 @@ NO_TIME = -1
 class _Target:
     """A topic as this sees it."""
 
-    __slots__ = ("bytes_max", "ids", "is_append_time", "is_compacted", "topic")
+    __slots__ = ("bytes_max", "ids", "is_append_time", "is_compacted", "is_inspected", "topic")
 
     def __init__(self, topic: Topic, bytes_max: int) -> None:
         self.topic = topic
         self.ids = [PartitionId(topic.name, number) for number in range(topic.partitions)]
         self.is_append_time = topic.settings.timestamps == "append"
         self.is_compacted = topic.settings.compact
+        self.is_inspected = topic.settings.inspect
         self.bytes_max = bytes_max
 
 
 class SealedBatches:
     """Everything that Kafka's clients publish passes here."""
 
-    __slots__ = ("_clock", "_engine", "_targets", "_topics", "_traffic")
+    __slots__ = ("_clock", "_engine", "_publisher", "_targets", "_topics", "_traffic")
 
-    def __init__(self, engine: Engine, topics: Topics, traffic: Traffic, clock: Clock) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        topics: Topics,
+        publisher: Publisher,
+        traffic: Traffic,
+        clock: Clock,
+    ) -> None:
         self._engine = engine
+        self._publisher = publisher
         self._topics = topics
         self._traffic = traffic
         self._clock = clock
@@ -73,9 +85,12 @@ class SealedBatches:
         _check(header)
         if target.is_compacted:
             _require_keys(target.topic, data)
-        append_time_ms = NO_TIME
+        append_time_ms = self._clock.wall_ms() if target.is_append_time else NO_TIME
+        if target.is_inspected:
+            published = publish_opened(self._publisher, name, number, data, header)
+            if published is not None:
+                return published, append_time_ms
         if target.is_append_time:
-            append_time_ms = self._clock.wall_ms()
             data, header = batches.stamped(data, header, append_time_ms)
         pending = self._engine.append(target.ids[number], data, header)
         traffic = self._traffic.of(name)

@@ -92,6 +92,7 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
     message_bytes_max: int
     partitioner: Partitioner
     timestamps: Timestamps
+    inspect: bool
     visibility_ms: int
     deliveries_max: int
     retry_delay_ms: int
@@ -160,6 +161,12 @@ TABLE = (
         "`create`: a record has the time that its publisher gave it. `append`: that of its append.",
     ),
     Row(
+        "inspect",
+        Flag(),
+        "Whether batches of Kafka's clients are opened, for the headers `ms-lane`, `ms-delay` and "
+        "`ms-deliver-at` of their records.",
+    ),
+    Row(
         "visibility_ms",
         Duration(VISIBILITY_MS_MIN, VISIBILITY_MS_MAX),
         "How long a record that was received is a worker's own before it comes back.",
@@ -204,7 +211,7 @@ TABLE = (
 _BY_NAME = {row.name: row for row in TABLE}
 assert tuple(_BY_NAME) == TopicSettings.__struct_fields__
 
-_OF_DELIVERY = tuple(row.name for row in TABLE[10:])
+_OF_DELIVERY = tuple(row.name for row in TABLE[11:])
 assert _OF_DELIVERY[0] == "visibility_ms"
 
 Given = dict[str, object]
@@ -288,6 +295,7 @@ class TopicDefaults:
             "message_bytes_max": self.message_bytes_max,
             "partitioner": self.partitioner,
             "timestamps": "create",
+            "inspect": False,
             **{name: getattr(self, name) for name in _OF_DELIVERY},
         }
         values.update((name, None if v == UNLIMITED else v) for name, v in given.items())
