@@ -22,6 +22,7 @@ from broker.kafka_members import (
 )
 from broker.making import House, local_house
 from faults.simulated_disk import SimulatedDisk
+from millstream.broker import classic_groups
 from millstream.broker.classic_group import NO_PARTITIONS
 from millstream.broker.classic_groups import METADATA_BYTES_MAX, PROTOCOLS_MAX, Hurry
 from millstream.broker.classic_values import ClassicSync
@@ -167,6 +168,23 @@ def test_a_group_has_at_most_so_many_members_promised_ones_included() -> None:
     promised_id(Classic(house))
     assert Classic(house).start().error == "too_many_members"
     assert Classic(house, group="another").start().error is None
+
+
+def test_what_all_members_say_of_themselves_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(subscription("orders"))
+    monkeypatch.setattr(classic_groups, "METADATA_TOTAL_BYTES_MAX", 3 * size)
+    house = kafka_house()
+    a, b, c = (Classic(house, group=name, instance_id="one").start() for name in "abc")
+    assert [one.error for one in (a, b, c)] == [None] * 3
+    assert Classic(house, group="d").start().error == "too_many_members"
+    pass_time(house, FORMING_S * 2.5)
+    a.hear()
+    assert a.leave() is None
+    d = Classic(house, group="d", instance_id="one").start()
+    assert d.error is None
+    pass_time(house, SESSION_S * 60)
+    others = [Classic(house, group=name).start() for name in "efg"]
+    assert [one.error for one in others] == [None] * 3
 
 
 # ---- from generation to generation

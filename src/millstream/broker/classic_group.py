@@ -60,6 +60,11 @@ class ClassicMember:
     is_new: bool = True
     timer: Timer | None = None
 
+    @property
+    def size(self) -> int:
+        """What it says of itself, in bytes."""
+        return size_of(self.protocols)
+
     def metadata(self, protocol: str) -> bytes:
         return next((known for name, known in self.protocols if name == protocol), b"")
 
@@ -219,6 +224,10 @@ class ClassicGroup:
 
     def synced(self, member: ClassicMember) -> ClassicSynced:
         return ClassicSynced(self.protocol_type, self.protocol, member.assignment)
+
+
+def size_of(protocols: Iterable[tuple[str, bytes]]) -> int:
+    return sum(len(known) for _, known in protocols)
 
 
 def member_unknown(group: str, member_id: str) -> MemberUnknown:

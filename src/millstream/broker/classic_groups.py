@@ -16,7 +16,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from millstream.broker.classic_group import CONSUMER, ClassicGroup, ClassicMember, member_unknown
+from millstream.broker.classic_group import (
+    CONSUMER,
+    ClassicGroup,
+    ClassicMember,
+    member_unknown,
+    size_of,
+)
 from millstream.broker.classic_values import ClassicFacts, ClassicJoined, ClassicMemberFacts
 from millstream.broker.group_values import check_group_name
 from millstream.engine.pending import Pending, follow
@@ -48,6 +54,8 @@ NEW_MEMBER_SECONDS = 300.0
 # What one member may say of itself, for all its protocols together: a thousand topics with long
 # names, and the partitions that it had.
 METADATA_BYTES_MAX = 1024 * 1024
+# The same of all members of all groups: a thousand honest members take a hundredth of it.
+METADATA_TOTAL_BYTES_MAX = 256 * 1024 * 1024
 PROTOCOLS_MAX = 100
 
 
@@ -84,6 +92,7 @@ class ClassicGroups:
         "_check_new",
         "_clock",
         "_groups",
+        "_metadata_bytes",
         "_offsets",
         "_options",
         "_random_hex",
@@ -109,6 +118,7 @@ class ClassicGroups:
         self._random_hex = random_hex
         self._check_new = check_new
         self._groups: dict[str, ClassicGroup] = {}
+        self._metadata_bytes = 0
         # Why members had to join again: the same words as of other groups.
         self.rebalances: Counter[str] = Counter()
         offsets.count_members_by("classic", self.count_members)
@@ -159,7 +169,13 @@ class ClassicGroups:
                 f"{join.session_timeout_ms} does not",
                 parameter="session_timeout_ms",
             )
-        size = sum(len(known) for _, known in join.protocols)
+        size = size_of(join.protocols)
+        if self._metadata_bytes + size > METADATA_TOTAL_BYTES_MAX:
+            raise TooManyMembers(
+                "the members of all groups say more of themselves than the broker keeps; let some "
+                "leave, or subscribe to fewer topics",
+                limit_bytes=METADATA_TOTAL_BYTES_MAX,
+            )
         if size > METADATA_BYTES_MAX or len(join.protocols) > PROTOCOLS_MAX:
             raise ParameterInvalid(
                 f"a member has at most {PROTOCOLS_MAX} assignors, and says at most "
@@ -202,6 +218,7 @@ class ClassicGroups:
         member = self._member(member_id, join)
         group.protocol_type = join.protocol_type
         group.add(member)
+        self._metadata_bytes += member.size
         group.has_newcomers = True
         waiting = member.joining = Pending()
         self._watch(group, member, NEW_MEMBER_SECONDS)
@@ -242,6 +259,7 @@ class ClassicGroups:
         was_leader = group.leader == old.id
         new = self._member(self._new_id(join), join)
         group.replace(old, new)
+        self._metadata_bytes += new.size - old.size
         self._end(old, _replaced(group, old))
         self._watch(group, new, new.session_timeout_ms / 1000)
         is_same = old.metadata(group.protocol) == new.metadata(group.protocol)
@@ -281,6 +299,7 @@ class ClassicGroups:
 
     def _update(self, group: ClassicGroup, member: ClassicMember, join: ClassicJoin) -> None:
         group.protocol_type = join.protocol_type
+        self._metadata_bytes += size_of(join.protocols) - member.size
         member.protocols = join.protocols
         member.session_timeout_ms = join.session_timeout_ms
         member.rebalance_timeout_ms = self._rebalance_timeout_ms(join)
@@ -525,6 +544,7 @@ class ClassicGroups:
 
     def _remove(self, group: ClassicGroup, member: ClassicMember) -> None:
         group.remove(member)
+        self._metadata_bytes -= member.size
         self._end(member, member_unknown(group.name, member.id))
 
     def _end(self, member: ClassicMember, why: MillstreamError) -> None:
