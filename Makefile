@@ -22,7 +22,7 @@ PINS := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	PIP_DISABLE_PIP_VERSION_CHECK=1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-compiled test-pure test-faults test-clients test-soak check \
+.PHONY: help install run test test-compiled test-pure test-faults test-clients test-soak fuzz check \
 	format docs bench kafka-peer audit clean
 
 help:  ## this list
@@ -51,6 +51,9 @@ test-clients: $(DEV)  ## the tests of other people's clients, fetched from their
 
 test-soak: $(DEV)  ## an hour's worth of load, ten thousand connections, clients that are killed
 	MILLSTREAM_SOAK=full $(BIN)/python -m pytest --timeout 7200 tests/soak
+
+fuzz: $(DEV)  ## feed made-up bytes to what reads Kafka's requests, for a minute
+	$(BIN)/python tests/fuzz/kafka_requests.py -max_total_time=60
 
 check: $(DEV)  ## formatting, lint, types, import directions, lengths, dead code
 	$(BIN)/ruff format --check .
