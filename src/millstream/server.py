@@ -201,7 +201,9 @@ def consuming_options(settings: Settings) -> ConsumingOptions:
             members_max=settings.group_members_max,
         ),
         classic=ClassicOptions(
-            forming_ms=settings.group_forming_ms, members_max=settings.group_members_max
+            forming_ms=settings.group_forming_ms,
+            groups_max=settings.groups_max,
+            members_max=settings.group_members_max,
         ),
         offsets_retention_ms=settings.offsets_retention_ms,
         consumers_max=settings.consumers_max,

@@ -170,6 +170,15 @@ def test_a_group_has_at_most_so_many_members_promised_ones_included() -> None:
     assert Classic(house, group="another").start().error is None
 
 
+def test_groups_that_only_promised_a_place_count_as_groups() -> None:
+    house = kafka_house(groups_max=2)
+    for name in ("a", "b"):
+        promised_id(Classic(house, group=name))
+    assert Classic(house, group="c").start(must_know_id=True).error == "too_many_groups"
+    pass_time(house, SESSION_S + 0.1)
+    promised_id(Classic(house, group="c"))
+
+
 def test_what_all_members_say_of_themselves_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     size = len(subscription("orders"))
     monkeypatch.setattr(classic_groups, "METADATA_TOTAL_BYTES_MAX", 3 * size)

@@ -25,6 +25,7 @@ from millstream.broker.classic_group import (
 )
 from millstream.broker.classic_values import ClassicFacts, ClassicJoined, ClassicMemberFacts
 from millstream.broker.group_values import check_group_name
+from millstream.broker.groups import too_many_groups
 from millstream.engine.pending import Pending, follow
 from millstream.errors import (
     GroupProtocolMismatch,
@@ -67,6 +68,7 @@ class ClassicOptions:
     session_timeout_max_ms: int = 30 * 60 * 1000
     rebalance_timeout_max_ms: int = 60 * 60 * 1000
     forming_ms: int = 100
+    groups_max: int = 10_000
     members_max: int = 1_000
 
 
@@ -144,6 +146,9 @@ class ClassicGroups:
             topics = {one for _, known in join.protocols for one in subscribed_topics(known)}
             self._offsets.use_by_offset(name, sorted(topics & self._topics.by_name.keys()))
         if group is None:
+            # Those that nobody has been in yet have left no mark by which they are counted.
+            if len(self._groups) >= self._options.groups_max:
+                raise too_many_groups(self._options.groups_max)
             self._check_new(name)
             self._check_agrees(ClassicGroup(name, join.protocol_type, 0), join)
             group = ClassicGroup(name, join.protocol_type, self._offsets.generation(name))
