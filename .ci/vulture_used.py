@@ -5,6 +5,8 @@ _.__annotations__
 _.grpc  # `mill config show` prints every field of Settings by its name in the table
 _.retriable  # clients read it
 _.peer_values  # in the JSON of `mill bench`
+_.p50_ms  # `mill bench kafka` asks for these by the name of the share
+_.p99_ms
 _.eof_received  # the event loop calls these
 _.get_buffer
 _.buffer_updated
