@@ -343,6 +343,12 @@ class GroupNameInvalid(MillstreamError):
     code = "group_name_invalid"
 
 
+class GroupSettingInvalid(MillstreamError):
+    """A group setting that does not exist or has a wrong value; fields: setting, value."""
+
+    code = "group_setting_invalid"
+
+
 class GroupUnknown(MillstreamError):
     """There is no group of that name; fields: group."""
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from log.effort import effort
+from millstream.broker.group_settings import GroupSettings
 from millstream.broker.offset_table import (
     Mark,
     OffsetTable,
@@ -14,6 +15,8 @@ from millstream.broker.offset_table import (
     group_value,
     offset_key,
     offset_value,
+    settings_key,
+    settings_value,
 )
 
 A, B = bytes(range(16)), bytes(range(16, 32))
@@ -22,6 +25,7 @@ GROUPS = st.sampled_from(["g", "group-2", "ä"])
 KEYS = st.one_of(
     st.builds(offset_key, GROUPS, st.sampled_from([A, B]), st.sampled_from([0, 1, 2, 7, 400])),
     st.builds(group_key, GROUPS),
+    st.builds(settings_key, GROUPS),
 )
 OFFSETS = st.builds(
     offset_value,
@@ -34,13 +38,19 @@ MARKS = st.builds(
     st.integers(0, 2**63 - 1),
     st.integers(0, 2**63 - 1),
 )
+SETTINGS = st.builds(
+    lambda ms, most: settings_value(GroupSettings(visibility_ms=ms, inflight_max=most)),
+    st.one_of(st.none(), st.integers(100, 1000)),
+    st.one_of(st.none(), st.integers(1, 1000)),
+)
+VALUES = {1: OFFSETS, 2: MARKS, 3: SETTINGS}
 
 
 @st.composite
 def changes(draw: st.DrawFn) -> list[tuple[bytes, bytes | None]]:
     made = []
     for key in draw(st.lists(KEYS, max_size=30)):
-        value = draw(st.one_of(st.none(), OFFSETS if key[0] == 1 else MARKS))
+        value = draw(st.one_of(st.none(), VALUES[key[0]]))
         made.append((key, value))
     return made
 

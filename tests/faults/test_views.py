@@ -14,6 +14,7 @@ from millstream.broker.dead_letter_view import (
     Place,
     job_changes,
 )
+from millstream.broker.group_settings import GroupSettings
 from millstream.broker.idempotency import MarksView
 from millstream.broker.offset_table import (
     Mark,
@@ -22,6 +23,8 @@ from millstream.broker.offset_table import (
     group_value,
     offset_key,
     offset_value,
+    settings_key,
+    settings_value,
 )
 from millstream.broker.topics import SettingsView
 from millstream.broker.views import Change
@@ -41,7 +44,8 @@ def plain_changes(random: Random) -> list[Change]:
 
 
 def offset_changes(random: Random) -> list[Change]:
-    """Commits, with and without metadata, generations of groups, and some of both taken out."""
+    """Commits, with and without metadata, generations and settings of groups, and some of each
+    taken out."""
     changes: list[Change] = []
     for _ in range(random.randint(1, 4)):
         group = random.choice(("g", "another-group"))
@@ -49,6 +53,10 @@ def offset_changes(random: Random) -> list[Change]:
         if random.random() < 0.2:
             mark = Mark(random.randrange(1000), random.randrange(1000))
             changes.append((group_key(group), None if is_gone else group_value(mark)))
+            continue
+        if random.random() < 0.1:
+            settings = GroupSettings(visibility_ms=random.randrange(100, 1000))
+            changes.append((settings_key(group), None if is_gone else settings_value(settings)))
             continue
         key = offset_key(group, bytes(15) + bytes((random.randrange(2),)), random.randrange(5))
         text = "x" * random.choice((0, 0, 0, 80))

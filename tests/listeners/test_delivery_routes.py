@@ -281,6 +281,26 @@ def test_a_group_begins_at_the_start_or_where_it_says(v1: V1) -> None:
     assert [one["value"] for one in worker.receive()] == ["new"]
 
 
+def test_what_is_set_for_a_group_is_shown_changed_and_taken_back(v1: V1) -> None:
+    topic, group = v1.topic(), fresh("group")
+    nothing = {"visibility_ms": None, "inflight_max": None, "member_inflight_max": None}
+    changes = {"visibility_ms": "10m", "inflight_max": 2}
+    page = v1.good("PATCH", f"/groups/{group}", {"settings": changes})
+    given = nothing | {"visibility_ms": 600_000, "inflight_max": 2}
+    assert page == {"group": group, "settings": given}
+    v1.publish(topic, "a", "b", "c")
+    page = v1.good("POST", f"/groups/{group}/receive", {"topics": [topic], "limit": 3})
+    assert page["visibility_ms"] == 600_000
+    assert (len(page["messages"]), page["limited_by"]) == (2, "group")
+    assert v1.good("GET", f"/groups/{group}")["settings"] == given
+    back = v1.good("PATCH", f"/groups/{group}", {"settings": dict.fromkeys(changes)})
+    assert back["settings"] == nothing
+    for wrong in ({"visibility_ms": 1}, {"colour": "red"}):
+        v1.refused(
+            400, "group_setting_invalid", "PATCH", f"/groups/{group}", {"settings": wrong}
+        )
+
+
 def test_leases_are_listed_in_pages(v1: V1) -> None:
     worker = Worker(v1, *range(4))
     worker.receive()

@@ -56,7 +56,8 @@ class Directory:
         self._offsets.known(name)
         yield self._offsets.settled()
         summary, members = self._look(name, self._offsets.topic_names())
-        return GroupFacts(summary, members, self._offsets.all_of(name))
+        settings = self._offsets.settings(name)
+        return GroupFacts(summary, members, self._offsets.all_of(name), settings)
 
     def _look(self, name: str, topics: dict[bytes, str]) -> tuple[GroupSummary, list[MemberFacts]]:
         classic = self._classic.facts(name)

@@ -141,12 +141,12 @@ class Granting:
     def room(self, crew: Crew, wish: Wish) -> Room:
         """What is in flight already, and came back, may always go out again: it would block the
         group for good if it had to wait for room that it takes itself."""
-        options = self._shares.options
         count = wish.count_max
-        fresh = options.group_inflight_max - crew.open_count
+        fresh = self._shares.open_max(crew.name) - crew.open_count
         limited_by: Literal["member", "group"] | None = "group" if fresh < count else None
         if wish.member is not None:
-            of_member = options.member_inflight_max - crew.inflight.get(wish.member, 0)
+            most = self._shares.member_max(crew.name)
+            of_member = most - crew.inflight.get(wish.member, 0)
             if of_member < count:
                 count = max(of_member, 0)
                 limited_by = "member" if count <= fresh else "group"
@@ -242,7 +242,7 @@ class Granting:
             left = min(most - (taking.taken - before), taking.fresh_left, taking.count_left)
             if is_ordered and left > 0:
                 # What is held for its key counts too, or one busy key would hold everything.
-                room = self._shares.options.group_inflight_max - share.crew.open_count
+                room = self._shares.open_max(share.crew.name) - share.crew.open_count
                 left = min(max(left, ORDERED_READ), room)
             place = self._fresh(share, ledger, lane) if left > 0 else None
             if place is None:
@@ -445,7 +445,7 @@ class Granting:
                 continue
             if not (grant.offsets or grant.opens or ledger.passed):
                 continue
-            duration_ms = wish.visibility_ms or share.topic.settings.visibility_ms
+            duration_ms = wish.visibility_ms or shares.visibility_ms(share)
             grant.begin(nonce, wish.member, duration_ms, now_ms + duration_ms)
             deadline_ms = min(deadline_ms or grant.deadline_ms, grant.deadline_ms)
             for one in grant.opens:

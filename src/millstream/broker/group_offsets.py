@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import structlog
 
+from millstream.broker.group_settings import NOTHING_SET, changed
 from millstream.broker.group_values import (
     Commit,
     Committed,
@@ -25,6 +26,8 @@ from millstream.broker.offset_table import (
     group_value,
     offset_key,
     offset_value,
+    settings_key,
+    settings_value,
 )
 from millstream.broker.topics import partition_unknown
 from millstream.engine.pending import Pending, follow
@@ -39,6 +42,7 @@ from millstream.errors import (
 )
 
 if TYPE_CHECKING:
+    from millstream.broker.group_settings import GroupSettings
     from millstream.broker.surroundings import Surroundings
     from millstream.broker.topics import Topic
     from millstream.broker.views import Change
@@ -90,6 +94,10 @@ class Leases(Protocol):
     def reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> Pending[None]: ...
 
     def drop(self, group: str, topic: str | None = None) -> Pending[None]: ...
+
+    def limits_changed(self, group: str) -> None:
+        """It may have more in flight now, or less."""
+        ...
 
 
 class GroupOffsets:
@@ -192,6 +200,21 @@ class GroupOffsets:
     def _mirror(self) -> None:
         if self._leases is not None:
             self._leases.mirror()
+
+    # ---- settings
+
+    def settings(self, group: str) -> GroupSettings:
+        """What was set for it."""
+        return self.table.settings(group)
+
+    def alter(self, group: str, changes: Mapping[str, object]) -> Pending[None]:
+        """Raises GroupSettingInvalid; done when it is durable."""
+        settings = changed(self.settings(group), changes)
+        value = settings_value(settings) if settings != NOTHING_SET else None
+        done = self._views.change(self.table, [(settings_key(group), value)])
+        if self._leases is not None:
+            self._leases.limits_changed(group)
+        return done
 
     # ---- committing
 
@@ -381,7 +404,10 @@ class GroupOffsets:
     def _delete_group(self, group: str) -> Generator[Pending[Any], Any, None]:
         if self._leases is not None:
             yield self._leases.drop(group)
-        yield self._remove(self._keys_of(group))
+        keys = self._keys_of(group)
+        if self.settings(group) != NOTHING_SET:
+            keys.append(settings_key(group))
+        yield self._remove(keys)
 
     def refuse_members(self, group: str) -> None:
         members = sum(count(group) for count in self._members.values())
@@ -393,6 +419,7 @@ class GroupOffsets:
             )
 
     def _keys_of(self, group: str) -> list[bytes]:
+        """Of all but its settings: those somebody chose, and only a deletion takes them."""
         keys = [offset_key(group, one.uuid, one.partition) for one in self.table.of_group(group)]
         return keys if self.table.mark(group) is None else [*keys, group_key(group)]
 
@@ -476,8 +503,10 @@ class GroupOffsets:
                 if self.table.newest_ms(group) < horizon_ms and not self._is_used(group):
                     if self._leases is not None:
                         self._leases.drop(group)
-                    keys += self._keys_of(group)
-                    self.expired_groups += 1
+                    old = self._keys_of(group)
+                    keys += old
+                    # Of one that was forgotten already, settings may be left.
+                    self.expired_groups += bool(old)
             yield self._remove(keys) if keys else self._breath()
 
     def _is_used(self, group: str) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from millstream.errors import GroupNameInvalid
 
 if TYPE_CHECKING:
+    from millstream.broker.group_settings import GroupSettings
     from millstream.log.batch import Record
     from millstream.log.partition import PartitionId
 
@@ -134,6 +135,7 @@ class GroupFacts(NamedTuple):
     summary: GroupSummary
     members: list[MemberFacts]
     offsets: list[Committed]
+    settings: GroupSettings
 
 
 def check_group_name(name: str) -> None:

@@ -11,7 +11,7 @@ may jump as it likes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from millstream.broker.group_values import (
@@ -43,6 +43,7 @@ from millstream.log.partition import PartitionId
 
 if TYPE_CHECKING:
     from millstream.broker.group_offsets import GroupOffsets
+    from millstream.broker.group_settings import GroupSettings
     from millstream.broker.rebalancing import Group
     from millstream.broker.surroundings import Surroundings
     from millstream.broker.topics import Topic
@@ -455,6 +456,20 @@ class Groups:
         found = self._rebalancing.groups.get(group)
         owners = found.membership.owners if found is not None else {}
         return {id: member.id for id, member in owners.items()}
+
+    # ---- settings
+
+    def alter(self, group: str, changes: Mapping[str, object]) -> Pending[GroupSettings]:
+        """Change what is set for a group, whether it was used yet or not."""
+        return follow(self._alter(group, changes))
+
+    def _alter(
+        self, name: str, changes: Mapping[str, object]
+    ) -> Generator[Pending[Any], Any, GroupSettings]:
+        check_group_name(name)
+        self.check_new(name)
+        yield self._offsets.alter(name, changes)
+        return self._offsets.settings(name)
 
     # ---- the end of a group, and of all
 

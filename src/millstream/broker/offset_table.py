@@ -1,11 +1,14 @@
-"""Committed offsets as a view: what each group has done of each partition, and which generation
-it has reached.
+"""Committed offsets as a view: what each group has done of each partition, which generation it has
+reached, and what was set for it.
 
     key     0x01 | topic uuid, 16 bytes | partition, u32 | group, UTF-8
     value   0x01 | offset, i64 | committed at, ms since 1970, i64 | metadata, UTF-8
 
     key     0x02 | group, UTF-8
     value   0x01 | generation, i64 | written at, ms since 1970, i64
+
+    key     0x03 | group, UTF-8
+    value   0x01 | settings, JSON
 
 All numbers are big-endian; the first byte of a value is its version. Topics are named by their
 UUID, so that a topic made again under an old name has no offsets.
@@ -21,12 +24,15 @@ from collections.abc import Iterable, Iterator
 from struct import Struct
 from typing import NamedTuple, TypeAlias
 
+import msgspec
+
+from millstream.broker.group_settings import NOTHING_SET, GroupSettings
 from millstream.log.partition import PartitionId
 
 # As `broker.views` has it: a key, and its value or None when it is gone.
 Change: TypeAlias = tuple[bytes, bytes | None]
 
-OFFSET_KIND, GROUP_KIND = 1, 2
+OFFSET_KIND, GROUP_KIND, SETTINGS_KIND = 1, 2, 3
 VERSION = 1
 
 _KEY = Struct(">B16sI")
@@ -65,6 +71,14 @@ def group_key(group: str) -> bytes:
 
 def group_value(mark: Mark) -> bytes:
     return _VALUE.pack(VERSION, mark.generation, mark.written_ms)
+
+
+def settings_key(group: str) -> bytes:
+    return bytes((SETTINGS_KIND,)) + group.encode()
+
+
+def settings_value(settings: GroupSettings) -> bytes:
+    return bytes((VERSION,)) + msgspec.json.encode(settings)
 
 
 class _Row:
@@ -129,7 +143,7 @@ class _Row:
 class OffsetTable:
     """A view (see `broker.views`): it is only ever changed by `apply`."""
 
-    __slots__ = ("_marks", "_rows", "count", "name", "partition")
+    __slots__ = ("_marks", "_rows", "_settings", "count", "name", "partition")
 
     def __init__(self, name: str) -> None:
         """`name` is also that of its internal topic, without the underscores."""
@@ -137,6 +151,8 @@ class OffsetTable:
         self.partition = PartitionId(f"__{name}", 0)
         self._rows: dict[bytes, dict[bytes, _Row]] = {}
         self._marks: dict[bytes, Mark] = {}
+        # By text: every receive asks for them.
+        self._settings: dict[str, GroupSettings] = {}
         self.count = 0
 
     # ---- as a view
@@ -178,13 +194,19 @@ class OffsetTable:
         return row
 
     def _apply_other(self, key: bytes, value: bytes | None) -> None:
-        if key[0] != GROUP_KIND:
+        kind, name = key[0], key[1:]
+        if kind == OFFSET_KIND:
             self._remove(key)
+        elif kind == GROUP_KIND:
+            if value is None:
+                self._marks.pop(name, None)
+            else:
+                _, generation, written_ms = _VALUE.unpack_from(value)
+                self._marks[name] = Mark(generation, written_ms)
         elif value is None:
-            self._marks.pop(key[1:], None)
+            self._settings.pop(name.decode(), None)
         else:
-            _, generation, written_ms = _VALUE.unpack_from(value)
-            self._marks[key[1:]] = Mark(generation, written_ms)
+            self._settings[name.decode()] = msgspec.json.decode(value[1:], type=GroupSettings)
 
     def _remove(self, key: bytes) -> None:
         _, uuid, partition = _KEY.unpack_from(key)
@@ -203,6 +225,8 @@ class OffsetTable:
     def entries(self) -> Iterator[Change]:
         for group, mark in self._marks.items():
             yield bytes((GROUP_KIND,)) + group, group_value(mark)
+        for name, settings in self._settings.items():
+            yield settings_key(name), settings_value(settings)
         for group, of_group in self._rows.items():
             for uuid, row in of_group.items():
                 for one in row.entries(uuid):
@@ -213,6 +237,9 @@ class OffsetTable:
         if key[0] == GROUP_KIND:
             mark = self._marks.get(key[1:])
             return group_value(mark) if mark is not None else None
+        if key[0] == SETTINGS_KIND:
+            settings = self._settings.get(key[1:].decode())
+            return settings_value(settings) if settings is not None else None
         _, uuid, partition = _KEY.unpack_from(key)
         row = self._rows.get(key[_KEY.size :], {}).get(uuid)
         found = row.get(partition) if row is not None else None
@@ -221,12 +248,13 @@ class OffsetTable:
     # ---- for reading
 
     def groups(self) -> list[str]:
-        """All that have an offset or a mark, in no order."""
-        return [group.decode() for group in self._rows.keys() | self._marks.keys()]
+        """All that have an offset, a mark or settings, in no order."""
+        found = {group.decode() for group in self._rows.keys() | self._marks.keys()}
+        return list(found | self._settings.keys())
 
     def has_group(self, group: str) -> bool:
         name = group.encode()
-        return name in self._rows or name in self._marks
+        return name in self._rows or name in self._marks or group in self._settings
 
     @property
     def row_groups(self) -> int:
@@ -235,6 +263,9 @@ class OffsetTable:
 
     def has_topic(self, group: str, uuid: bytes) -> bool:
         return uuid in self._rows.get(group.encode(), {})
+
+    def settings(self, group: str) -> GroupSettings:
+        return self._settings.get(group, NOTHING_SET)
 
     def mark(self, group: str) -> Mark | None:
         return self._marks.get(group.encode())

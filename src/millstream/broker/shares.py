@@ -61,7 +61,8 @@ class Crew:
         "tally",
     )
 
-    def __init__(self, name: str, breaker: Breaker, open_max: int) -> None:
+    def __init__(self, name: str, breaker: Breaker, open_max: Callable[[], int]) -> None:
+        """`open_max` answers how many records may be open now."""
         self.name = name
         self._open_max = open_max
         # Receives that wait for room, by the member that has too much; "" is the group. Apart
@@ -115,13 +116,18 @@ class Crew:
         while self._has_room and self._limited:
             self._has_room = False
             freed, self._freed = self._freed, set()
-            if self.tally.open < self._open_max:
+            if self.tally.open < self._open_max():
                 freed.add("")
             for limit in freed:
                 line = self._limited.get(limit)
                 if line:
                     next(iter(line)).wake()
         self._is_waking = False
+
+    def limits_changed(self) -> None:
+        """Each limit may leave more room now."""
+        self._freed.update(self._limited)
+        self.wake_limited()
 
     def limited(self) -> list[Polling[Received]]:
         return [polling for line in self._limited.values() for polling in line]
@@ -346,7 +352,7 @@ class Shares:
                     options.breaker_window_ms / 1000,
                     options.breaker_failures_percent,
                 ),
-                options.group_inflight_max,
+                lambda: self.open_max(group),
             )
         return crew
 
@@ -364,6 +370,24 @@ class Shares:
         ledger = Ledger(group, topic.uuid.bytes, number, min(max(position, first), end))
         share.add(ledger)
         self.moved(share, ledger)
+
+    # ---- what is set for a group goes before what its topics and the broker say
+
+    def open_max(self, group: str) -> int:
+        return self._offsets.settings(group).inflight_max or self.options.group_inflight_max
+
+    def member_max(self, group: str) -> int:
+        """How many records one member may have leased."""
+        return self._offsets.settings(group).member_inflight_max or self.options.member_inflight_max
+
+    def visibility_ms(self, share: Share) -> int:
+        set_ms = self._offsets.settings(share.crew.name).visibility_ms
+        return set_ms or share.topic.settings.visibility_ms
+
+    def limits_changed(self, group: str) -> None:
+        crew = self.crews.get(group)
+        if crew is not None:
+            crew.limits_changed()
 
     # ---- what happens to leases
 

@@ -234,7 +234,7 @@ def _parse(name: str, value: object) -> object:
     if value is None:
         return None
     try:
-        parsed = row.kind.parse(_text(row.kind, value))
+        parsed = row.kind.parse(as_text(row.kind, value))
     except ValueError as error:
         raise TopicSettingInvalid(
             f"{name} = {value!r} {error}; use {row.kind.expects}", setting=name, value=value
@@ -246,7 +246,8 @@ def _parse(name: str, value: object) -> object:
 UNLIMITED = "unlimited"
 
 
-def _text(kind: Kind, value: object) -> str:
+def as_text(kind: Kind, value: object) -> str:
+    """A value as it was sent, as its kind parses it."""
     if isinstance(value, bool):
         if not isinstance(kind, Flag):
             raise ValueError("is neither a number nor a text")

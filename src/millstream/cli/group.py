@@ -9,7 +9,8 @@ from urllib.parse import quote, urlencode
 import msgspec
 import typer
 
-from millstream.cli.printing import print_json, print_page, print_table
+from millstream.cli.pairs import Unset, changes_of
+from millstream.cli.printing import print_json, print_page, print_table, show_setting
 from millstream.cli.remote import Ca, Remote, Server
 from millstream.wire.places import DEFAULT_SERVER
 
@@ -71,16 +72,16 @@ def describe(
         page["lag"] = {key: lag[key] for key in lag if key != "group"}
         print_json(page | {"leases": leases["leases"]})
         return
-    print_page(
-        {
-            "name": page["group"],
-            "state": page["state"],
-            "protocol": page["protocol"] or "–",
-            "generation": page["generation"],
-            "assignor": page["assignor"],
-            "lag": f"{lag['messages']:,} records, {lag['seconds']:.1f} s{_trend(lag)}",
-        }
-    )
+    facts = {
+        "name": page["group"],
+        "state": page["state"],
+        "protocol": page["protocol"] or "–",
+        "generation": page["generation"],
+        "assignor": page["assignor"],
+        "lag": f"{lag['messages']:,} records, {lag['seconds']:.1f} s{_trend(lag)}",
+    }
+    given = {key: value for key, value in page["settings"].items() if value is not None}
+    print_page(facts | {key: show_setting(key, value) for key, value in given.items()})
     if page["members"]:
         print()
         rows = [(m["member_id"], m["client_id"], _partitions(m)) for m in page["members"]]
@@ -95,6 +96,43 @@ def describe(
         print_table(names, [_lease_row(one) for one in leases["leases"]])
         if leases["next"] is not None:
             print(f"and more: these are the first {LEASES_MAX}")
+
+
+@app.command()
+def alter(  # noqa: PLR0917  typer calls it by name
+    name: Name,
+    settings: Annotated[
+        Optional[list[str]],  # noqa: UP045  read at run time
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A setting, such as visibility_ms=10m or inflight_max=500. Can be given again.",
+        ),
+    ] = None,
+    unset: Unset = None,
+    server: Server = DEFAULT_SERVER,
+    ca: Ca = None,
+    as_json: Json = False,
+) -> None:
+    """Change what is set for a group that receives by lease, used before or not.
+
+    visibility_ms, inflight_max and member_inflight_max; what is not set is as its topics and the
+    broker say.
+    """
+    changes = changes_of(settings, unset)
+    if not changes:
+        raise typer.BadParameter("say what to change: --set or --unset")
+    body = msgspec.json.encode({"settings": changes})
+    page = Remote(server, ca).call("PATCH", _path(name), body).json()
+    if as_json:
+        print_json(page)
+        return
+    print(f"{name} has {', '.join(f'{key}={_shown(key, page)}' for key in changes)}")
+
+
+def _shown(key: str, page: dict[str, Any]) -> str:
+    value = page["settings"][key]
+    return "the default" if value is None else show_setting(key, value)
 
 
 @app.command()

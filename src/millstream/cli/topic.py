@@ -8,9 +8,9 @@ from urllib.parse import quote, urlencode
 import msgspec
 import typer
 
+from millstream.cli.pairs import Unset, changes_of, pairs_of
 from millstream.cli.printing import print_json, print_page, print_table, show_setting, show_time
 from millstream.cli.remote import Ca, Remote, Server, tls_of
-from millstream.errors import SettingInvalid
 from millstream.wire.places import DEFAULT_SERVER
 
 app = typer.Typer(
@@ -54,7 +54,7 @@ def create(  # noqa: PLR0917  typer calls it by name
     if partitions is not None:
         body["partitions"] = partitions
     if settings:
-        body["settings"] = _settings(settings)
+        body["settings"] = pairs_of(settings, "--set")
     page = Remote(server, ca).call("POST", "/v1/topics", msgspec.json.encode(body)).json()
     if as_json:
         print_json(page)
@@ -103,10 +103,7 @@ def describe(
 def alter(  # noqa: PLR0917  typer calls it by name
     name: Name,
     settings: Set = None,
-    unset: Annotated[
-        Optional[list[str]],  # noqa: UP045  read at run time
-        typer.Option("--unset", metavar="NAME", help="Back to the default. Can be given again."),
-    ] = None,
+    unset: Unset = None,
     partitions: Annotated[
         Optional[int],  # noqa: UP045  read at run time
         typer.Option("--partitions", metavar="N", min=1, help="Have so many from now on."),
@@ -116,7 +113,7 @@ def alter(  # noqa: PLR0917  typer calls it by name
     as_json: Json = False,
 ) -> None:
     """Change settings, or add partitions. Records that are there stay where they are."""
-    changes = _settings(settings or []) | dict.fromkeys(unset or [])
+    changes = changes_of(settings, unset)
     if not changes and partitions is None:
         raise typer.BadParameter("say what to change: --set, --unset or --partitions")
     remote = Remote(server, ca)
@@ -197,7 +194,7 @@ def publish(  # noqa: PLR0917  typer calls it by name
     from millstream.cli.publishing import LineForm, Recipe, publish_all
 
     recipe = Recipe(
-        key, key_separator, _pairs(headers or [], "--header"), partition, lane, delay, at
+        key, key_separator, pairs_of(headers or [], "--header"), partition, lane, delay, at
     )
     form: LineForm = "ndjson" if ndjson else "payload" if payload else "text"
     publish_all(server, name, value, recipe, tls=tls_of(server, ca), form=form, as_json=as_json)
@@ -283,22 +280,6 @@ def _row(topic: dict[str, Any]) -> list[str]:
         settings["fsync"],
         show_setting("compact", settings["compact"]),
     ]
-
-
-def _settings(texts: list[str]) -> dict[str, str | None]:
-    return {**_pairs(texts, "--set")}
-
-
-def _pairs(texts: list[str], flag: str) -> dict[str, str]:
-    pairs = {}
-    for text in texts:
-        name, sign, value = text.partition("=")
-        if not sign or not name:
-            raise SettingInvalid(
-                f"{flag} is {text!r}; use NAME=VALUE", setting=flag.lstrip("-"), value=text
-            )
-        pairs[name] = value
-    return pairs
 
 
 def _count(number: int, thing: str) -> str:

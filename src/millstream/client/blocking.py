@@ -91,6 +91,7 @@ class BlockingGroups:
         self.inner = inner
 
     describe = blocking(Groups.describe)
+    alter = blocking(Groups.alter)
     delete = blocking(Groups.delete)
     offsets = blocking(Groups.offsets)
     lag = blocking(Groups.lag)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -58,6 +58,7 @@ class GroupFacts(msgspec.Struct):
     members: list[MemberFacts]
     offsets: list[CommittedOffset] = []
     protocol: str | None = None
+    settings: dict[str, int | None] = {}  # None: as topics and the broker say
 
 
 class ResetOffset(msgspec.Struct):
@@ -99,6 +100,10 @@ class _Offsets(msgspec.Struct):
     offsets: list[CommittedOffset]
 
 
+class _Settings(msgspec.Struct):
+    settings: dict[str, int | None]
+
+
 class _Reset(msgspec.Struct):
     offsets: list[ResetOffset]
 
@@ -111,6 +116,13 @@ class Groups:
 
     async def describe(self, name: str) -> GroupFacts:
         return await self._get(group_path(name), GroupFacts)
+
+    async def alter(self, name: str, settings: Mapping[str, object]) -> dict[str, int | None]:
+        """Change what is set for a group that receives by lease, such as `visibility_ms`; None
+        takes a setting out. Answers what is set now."""
+        body = encode_json({"settings": dict(settings)})
+        reply = await self._transport.ask("PATCH", group_path(name), body, is_repeatable=True)
+        return msgspec.json.decode(reply.body, type=_Settings).settings
 
     async def delete(self, name: str) -> None:
         """Forget a group and its offsets; refused while it has members."""

@@ -26,6 +26,7 @@ from millstream.listeners.http.parameters import OFFSET_MAX, PARTITION_MAX, Para
 if TYPE_CHECKING:
     from millstream.broker.consuming import Consuming
     from millstream.broker.group_offsets import ResetDone
+    from millstream.broker.group_settings import GroupSettings
     from millstream.broker.group_values import (
         Committed,
         GroupFacts,
@@ -81,6 +82,10 @@ class Committing(msgspec.Struct, forbid_unknown_fields=True):
     generation: int | None = None
 
 
+class Changes(msgspec.Struct, forbid_unknown_fields=True):
+    settings: dict[str, object]
+
+
 class Resetting(msgspec.Struct, forbid_unknown_fields=True):
     topic: str
     to: Literal["earliest", "latest", "offset", "time"]
@@ -94,6 +99,7 @@ _joining = msgspec.json.Decoder(Joining)
 _member = msgspec.json.Decoder(Member)
 _leaving = msgspec.json.Decoder(Leaving)
 _committing = msgspec.json.Decoder(Committing)
+_changes = msgspec.json.Decoder(Changes)
 _resetting = msgspec.json.Decoder(Resetting)
 
 
@@ -204,9 +210,19 @@ class GroupAnswers:
             page: dict[str, object] = facts.summary._asdict()
             page["members"] = [_member_page(member) for member in facts.members]
             page["offsets"] = [one._asdict() for one in facts.offsets]
+            page["settings"] = msgspec.structs.asdict(facts.settings)
             return json_of(page)
 
         return later(self._directory.describe(group), answer)
+
+    def alter(self, call: Call, group: str) -> Later:
+        Parameters(call.query, ())
+        said = read_body(_changes, call.body, '{"settings": {…}}')
+
+        def answer(settings: GroupSettings) -> Answer:
+            return json_of({"group": group, "settings": msgspec.structs.asdict(settings)})
+
+        return later(self._groups.alter(group, said.settings), answer)
 
     def delete(self, call: Call, group: str) -> Later:
         Parameters(call.query, ())

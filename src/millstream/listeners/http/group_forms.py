@@ -23,6 +23,8 @@ from millstream.listeners.http.schemas import (
     BOOLEAN,
     GROUP_IN_PATH,
     GROUP_MESSAGE_READ,
+    GROUP_SETTINGS_SENT,
+    GROUP_SETTINGS_SHOWN,
     NUMBER,
     OFFSET,
     PARTITION,
@@ -292,12 +294,32 @@ DESCRIBE = Form(
                     ),
                 }),
                 offsets=_COMMITTED,
+                settings=GROUP_SETTINGS_SHOWN,
             ),
         )
     },
     (GROUP_IN_PATH,),
     errors=_GROUP_ERRORS,
 )  # fmt: skip
+ALTER = Form(
+    "Change what is set for a group",
+    {
+        200: _json(
+            "What is set now; null is what topics and the broker say.",
+            shown("GroupSettingsSet", group=text(), settings=GROUP_SETTINGS_SHOWN),
+        )
+    },
+    (GROUP_IN_PATH,),
+    (Body(said("GroupChanges", {"settings": GROUP_SETTINGS_SENT}, {})),),
+    (
+        errors.GroupNameInvalid,
+        errors.GroupSettingInvalid,
+        errors.TooManyGroups,
+        *_APPEND_ERRORS,
+    ),
+    "For groups that receive by lease, used before or not. It goes before what topics say, and "
+    "what a request says goes before it. It stays until the group is deleted.",
+)
 DELETE = Form(
     "Delete a group and its offsets",
     {204: _DONE},

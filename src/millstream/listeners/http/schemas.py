@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from millstream.broker.group_settings import TABLE as GROUP_TABLE
 from millstream.broker.schedule_values import HORIZON_MS
-from millstream.broker.topic_settings import TABLE, WEIGHT_MAX, Weights
+from millstream.broker.topic_settings import TABLE, WEIGHT_MAX, Row, Weights
 from millstream.kinds import Choice, Duration, Integer, Size
 from millstream.listeners.http.messages import HEADERS_MAX, RECORDS_MAX
 from millstream.listeners.http.parameters import OFFSET_MAX, PARTITION_MAX
@@ -196,19 +199,38 @@ def _setting(kind: object) -> Schema:
     return {"anyOf": [number, *([one_of(*words)] if words else []), {"type": "null"}]}
 
 
-SETTINGS_SENT: Schema = {
-    "title": "Settings",
-    "type": "object",
-    "description": "Times and sizes are numbers, or texts such as `7d` and `64M`. Null is the "
-    "broker's default.",
-    "properties": {row.name: {**_setting(row.kind), "description": row.causes} for row in TABLE},
-    "additionalProperties": False,
-}
-SETTINGS_SHOWN: Schema = {
-    "type": "object",
-    "required": [row.name for row in TABLE],
-    "properties": {row.name: {"description": row.causes} for row in TABLE},
-}
+def _sent(title: str, table: Sequence[Row], description: str) -> Schema:
+    return {
+        "title": title,
+        "type": "object",
+        "description": description,
+        "properties": {
+            one.name: {**_setting(one.kind), "description": one.causes} for one in table
+        },
+        "additionalProperties": False,
+    }
+
+
+def _shown(table: Sequence[Row]) -> Schema:
+    return {
+        "type": "object",
+        "required": [row.name for row in table],
+        "properties": {row.name: {"description": row.causes} for row in table},
+    }
+
+
+SETTINGS_SENT = _sent(
+    "Settings",
+    TABLE,
+    "Times and sizes are numbers, or texts such as `7d` and `64M`. Null is the broker's default.",
+)
+SETTINGS_SHOWN = _shown(TABLE)
+GROUP_SETTINGS_SENT = _sent(
+    "GroupSettings",
+    GROUP_TABLE,
+    "Numbers, or texts such as `10m`. Null is what topics and the broker say.",
+)
+GROUP_SETTINGS_SHOWN = _shown(GROUP_TABLE)
 TOPIC_SHOWN = shown(
     "Topic",
     name=text(),

@@ -161,6 +161,7 @@ class V1:
             Route("POST", (GROUP + "/leave",), answers.leave, forms.LEAVE, tag, is_hot=True),
             Route("GET", ("/v1/groups",), answers.list, forms.LIST, tag),
             Route("GET", (GROUP,), answers.describe, forms.DESCRIBE, tag),
+            Route("PATCH", (GROUP,), answers.alter, forms.ALTER, tag),
             Route("DELETE", (GROUP,), answers.delete, forms.DELETE, tag),
             Route("GET", offsets, answers.committed, forms.COMMITTED, tag),
             Route("DELETE", offsets, answers.forget, forms.FORGET, tag),

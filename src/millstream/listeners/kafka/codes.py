@@ -51,6 +51,7 @@ CODE_OF_ERROR: Mapping[type[MillstreamError], Code] = {
     errors.EngineStopped: Code.NOT_LEADER_OR_FOLLOWER,
     errors.Stopping: Code.NOT_LEADER_OR_FOLLOWER,
     errors.GroupNameInvalid: Code.INVALID_GROUP_ID,
+    errors.GroupSettingInvalid: Code.INVALID_CONFIG,
     errors.GroupUnknown: Code.GROUP_ID_NOT_FOUND,
     errors.GroupNotEmpty: Code.NON_EMPTY_GROUP,
     errors.TooManyGroups: Code.GROUP_MAX_SIZE_REACHED,

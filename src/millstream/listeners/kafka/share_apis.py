@@ -140,7 +140,7 @@ def _fetch(
     for id, records in _by_partition(fetched.records).items():
         part = parts.get(id) or GivenPartition(_topic_id(ids, id), id.number)
         parts[id] = part._replace(records=_encoded(records), given=_ranges(records))
-    lock_ms = _lock_ms(context, parts or (id for id, _ in known))
+    lock_ms = _lock_ms(context, asked.group, parts or (id for id, _ in known))
     return shares.fetch_answer(Code.NONE, None, lock_ms, [*parts.values(), *unknown])
 
 
@@ -161,7 +161,7 @@ def _acknowledge(
         code = _code(context, error)
         return shares.acknowledge_answer(call.version, code, message_of(error), 0, [])
     parts = [_outcome(context, ids, id, why) for id, why in outcomes.items()]
-    lock_ms = _lock_ms(context, outcomes)
+    lock_ms = _lock_ms(context, asked.group, outcomes)
     return shares.acknowledge_answer(call.version, Code.NONE, None, lock_ms, [*parts, *unknown])
 
 
@@ -211,8 +211,11 @@ def _topic_id(ids: TopicIds, id: PartitionId) -> bytes:
     return named[0][0] if named else bytes(group_beats.ID_BYTES)
 
 
-def _lock_ms(context: Context, ids: Iterable[PartitionId]) -> int:
-    """How long a record is leased: as the topic says that says the least."""
+def _lock_ms(context: Context, group: str, ids: Iterable[PartitionId]) -> int:
+    """How long a record is leased: as the group says, or the topic that says the least."""
+    of_group = context.broker.group_offsets.settings(group).visibility_ms
+    if of_group is not None:
+        return of_group
     topics = (context.broker.topics.by_name.get(id.topic) for id in ids)
     return min((one.settings.visibility_ms for one in topics if one is not None), default=0)
 
