@@ -6,8 +6,8 @@ it is only noticed, and the same bytes are handed over for the error. A record i
 last byte by `next_record` before anything reads it, so those who follow need no bounds of their
 own. And memory grows with bytes that are there, never with a count that somebody wrote.
 
-It is one module in three files: reading the bytes is in `_batch_reading.pxi`, the columns are in
-`_batch_columns.pxi`.
+It is one module in four files: reading the bytes is in `_batch_reading.pxi`, columns are read in
+`_batch_columns.pxi` and written in `_batch_writing.pxi`.
 """
 
 cimport cython
@@ -134,6 +134,7 @@ cdef class Record:
 
 include "_batch_reading.pxi"
 include "_batch_columns.pxi"
+include "_batch_writing.pxi"
 
 
 # ---- checking
@@ -502,31 +503,3 @@ cdef tuple headers_of(Parsed *record):
         headers.append((name, to_bytes(at, size)))
         at += max(size, 0)
     return tuple(headers)
-
-
-# ---- keys
-
-
-def murmur2(bytes key not None):
-    """The hash by which Kafka's clients find a key's partition: 32 bits without a sign."""
-    cdef const uint8_t *at = <const uint8_t *>PyBytes_AS_STRING(key)
-    cdef Py_ssize_t left = PyBytes_GET_SIZE(key)
-    cdef uint32_t number = MURMUR2_SEED ^ <uint32_t>left
-    cdef uint32_t word
-    while left >= 4:
-        word = at[0] | (<uint32_t>at[1] << 8) | (<uint32_t>at[2] << 16) | (<uint32_t>at[3] << 24)
-        word *= MURMUR2_M
-        word ^= word >> 24
-        number = (number * MURMUR2_M) ^ (word * MURMUR2_M)
-        at += 4
-        left -= 4
-    if left:
-        word = at[0]
-        if left > 1:
-            word |= <uint32_t>at[1] << 8
-        if left > 2:
-            word |= <uint32_t>at[2] << 16
-        number = (number ^ word) * MURMUR2_M
-    number ^= number >> 13
-    number *= MURMUR2_M
-    return number ^ (number >> 15)

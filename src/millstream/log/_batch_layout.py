@@ -80,6 +80,7 @@ LANE_SHIFT = 8
 COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
 LANES = ("critical", "high", "normal", "low", "background")
 LANE_HEADER = "ms-lane"
+PARTITIONERS = ("murmur2", "murmur3")
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
@@ -195,6 +196,19 @@ class Columns(NamedTuple):
     lane_nulls: int
     lane_validity: Data | None
     lane: Data  # int8, index in LANES
+
+
+class RowColumns(NamedTuple):
+    """Rows that are to become records, in the buffers of Arrow's format, from its item 0 on."""
+
+    rows: int
+    timestamp: Data  # int64, milliseconds
+    key: BinaryColumn
+    value: BinaryColumn
+    header_offsets: Data | None  # int32, as in Columns; None when no row has headers
+    header_count: int
+    header_key: BinaryColumn | None
+    header_value: BinaryColumn | None
 
 
 def read_header(data: Data, position: int = 0) -> Header:
@@ -324,6 +338,21 @@ def attributes_of(
     )
 
 
+def lane_header_bytes(lane: str) -> bytes:
+    """The header that names a lane, as it stands in a record; both lengths are one byte."""
+    name, value = LANE_HEADER.encode(), lane.encode()
+    return bytes((2 * len(name),)) + name + bytes((2 * len(value),)) + value
+
+
+def require_partitioner(partitioner: str, partitions: int, run: int) -> None:
+    if partitioner not in PARTITIONERS:
+        raise ValueError(
+            f"there is no partitioner {partitioner!r}; take one of {', '.join(PARTITIONERS)}"
+        )
+    if partitions < 1 or run < 1:
+        raise ValueError(f"{partitions} partitions in runs of {run} cannot be dealt out")
+
+
 # ---- what can be wrong, worded once for both twins
 
 FAULT_VARINT = 1
@@ -372,3 +401,15 @@ def checksum_mismatch(written: int, actual: int) -> BatchInvalid:
 
 def too_large(what: str, limit_bytes: int) -> BatchInvalid:
     return BatchTooLarge(f"{what} is larger than {limit_bytes} bytes", limit_bytes=limit_bytes)
+
+
+def column_short(size: int, bytes_min: int) -> ValueError:
+    return ValueError(f"a column's buffer has {size} bytes, its rows take {bytes_min}")
+
+
+def cell_outside(row: int) -> ValueError:
+    return ValueError(f"row {row}: an offset reaches past its column, or a header has no name")
+
+
+def group_unknown(group: int, row: int) -> ValueError:
+    return ValueError(f"row {row} is of group {group}, which there is not")

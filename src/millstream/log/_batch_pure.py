@@ -24,6 +24,7 @@ import struct
 from array import array
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 from millstream.errors import BatchCountInvalid, BatchInvalid, BatchLengthInvalid
@@ -51,8 +52,12 @@ from millstream.log._batch_layout import (
     Data,
     Header,
     Headers,
+    RowColumns,
     Scan,
     attributes_of,
+    cell_outside,
+    column_short,
+    group_unknown,
     header_name_bytes,
     read_header,
     record_fault,
@@ -60,6 +65,7 @@ from millstream.log._batch_layout import (
     require_counts,
     require_crc,
     require_fit,
+    require_partitioner,
     require_whole,
     sealed,
     timestamp_of,
@@ -506,7 +512,130 @@ def _validity(bits: list[bool]) -> bytes | None:
     return number.to_bytes((len(bits) + 7) // 8, "little")
 
 
+def encode_columns(
+    columns: RowColumns,
+    groups: Data,
+    *,
+    lanes: Sequence[str | None],
+    batch_bytes: int,
+    compression: str = "none",
+) -> list[list[bytes]]:
+    """Batches of at most so many bytes, before they are compressed, for each of several groups.
+
+    Row i goes to the group `groups[i]` (int32), in order; to none when that is negative. Group g
+    is of the lane `lanes[g]`, which its records then have as their last header. A record that is
+    larger than a batch gets one of its own.
+    """
+    rows = _rows(columns)
+    chosen: list[list[Fields]] = [[] for _ in lanes]
+    for row, group in enumerate(_numbers("i", groups, columns.rows)):
+        if group >= len(lanes):
+            raise group_unknown(group, row)
+        if group >= 0:
+            timestamp, key, value, headers = rows[row]
+            lane = lanes[group]
+            own = () if lane is None else ((LANE_HEADER, lane.encode()),)
+            chosen[group].append((timestamp, key, value, [*headers, *own]))
+    body_bytes_max = max(batch_bytes, HEADER_BYTES) - HEADER_BYTES
+    return [
+        [encode(run, compression=compression, lane=lane) for run in _runs(group, body_bytes_max)]
+        for group, lane in zip(chosen, lanes, strict=True)
+    ]
+
+
+def _runs(records: list[Fields], body_bytes_max: int) -> Iterator[list[Fields]]:
+    """As many records as a batch has room for, again and again."""
+    run: list[Fields] = []
+    size = 0
+    for record in records:
+        more = 0
+        if run:
+            delta = timestamp_of(record[0] - run[0][0], len(run))
+            more = len(_encode_record(len(run), delta, *record[1:]))
+            if size + more > body_bytes_max:
+                yield run
+                run = []
+        if not run:
+            size, more = 0, len(_encode_record(0, 0, *record[1:]))
+        run.append(record)
+        size += more
+    if run:
+        yield run
+
+
+def _rows(columns: RowColumns) -> list[Fields]:
+    count = columns.rows
+    timestamps = _numbers("q", columns.timestamp, count)
+    keys, values = _cells(columns.key, count), _cells(columns.value, count)
+    if columns.header_offsets is None or not count:
+        return [(*row, ()) for row in zip(timestamps, keys, values, strict=True)]
+    assert columns.header_key is not None
+    assert columns.header_value is not None
+    names = _cells(columns.header_key, columns.header_count)
+    contents = _cells(columns.header_value, columns.header_count)
+    starts = _numbers("i", columns.header_offsets, count + 1)
+    rows: list[Fields] = []
+    for row, (start, end) in enumerate(pairwise(starts)):
+        if not 0 <= start <= end <= columns.header_count or None in names[start:end]:
+            raise cell_outside(row)
+        headers = [
+            ((names[at] or b"").decode("utf-8", "surrogateescape"), contents[at])
+            for at in range(start, end)
+        ]
+        rows.append((timestamps[row], keys[row], values[row], headers))
+    return rows
+
+
+def _numbers(kind: str, data: Data, count: int) -> Sequence[int]:
+    size = struct.calcsize(kind)
+    view = memoryview(data).cast("B")
+    if view.nbytes < size * count:
+        raise column_short(view.nbytes, size * count)
+    return array(kind, view[: size * count].tobytes())
+
+
+def _cells(column: BinaryColumn, count: int) -> list[bytes | None]:
+    ends = _numbers("i", column.offsets, count + 1)
+    data = b"" if column.data is None else bytes(column.data)
+    bits = None if column.validity is None else memoryview(column.validity).cast("B")
+    if bits is not None and bits.nbytes < (count + 7) // 8:
+        raise column_short(bits.nbytes, (count + 7) // 8)
+    cells: list[bytes | None] = []
+    for item, (start, end) in enumerate(pairwise(ends)):
+        if bits is not None and not bits[item >> 3] >> (item & 7) & 1:
+            cells.append(None)
+        elif 0 <= start <= end <= len(data):
+            cells.append(data[start:end])
+        else:
+            raise cell_outside(item)
+    return cells
+
+
 # ---- keys
+
+
+def key_partitions(
+    keys: BinaryColumn,
+    rows: int,
+    partitions: int,
+    *,
+    partitioner: str = "murmur2",
+    first: int = 0,
+    run: int = 1,
+) -> Data:
+    """The partition of each key, as int32. Rows without a key go to one partition after the
+    other, `run` of them to each, from the partition `first` on."""
+    require_partitioner(partitioner, partitions, run)
+    hashed = murmur2 if partitioner == "murmur2" else murmur3
+    numbers = array("i")
+    keyless = 0
+    for key in _cells(keys, rows):
+        if key is None:
+            numbers.append((first + keyless // run) % partitions)
+            keyless += 1
+        else:
+            numbers.append((hashed(key) & INT32_MAX) % partitions)
+    return memoryview(numbers)
 
 
 def murmur2(key: bytes) -> int:
@@ -525,3 +654,29 @@ def murmur2(key: bytes) -> int:
     number ^= number >> 13
     number = (number * MURMUR2_M) & UINT32_MAX
     return number ^ (number >> 15)
+
+
+def murmur3(key: bytes) -> int:
+    """The 32-bit variant for x86 with the seed 0: 32 bits without a sign."""
+    size = len(key)
+    number = 0
+    whole = size >> 2
+    for word in struct.unpack_from(f"<{whole}I", key):
+        number ^= _mixed3(word)
+        number = ((number << 13) | (number >> 19)) & UINT32_MAX
+        number = (number * 5 + 0xE6546B64) & UINT32_MAX
+    rest = size & 3
+    if rest:
+        number ^= _mixed3(int.from_bytes(key[-rest:], "little"))
+    number ^= size
+    number ^= number >> 16
+    number = (number * 0x85EBCA6B) & UINT32_MAX
+    number ^= number >> 13
+    number = (number * 0xC2B2AE35) & UINT32_MAX
+    return number ^ (number >> 16)
+
+
+def _mixed3(word: int) -> int:
+    word = (word * 0xCC9E2D51) & UINT32_MAX
+    word = ((word << 15) | (word >> 17)) & UINT32_MAX
+    return (word * 0x1B873593) & UINT32_MAX

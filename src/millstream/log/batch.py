@@ -4,7 +4,7 @@ A batch is Kafka's record batch, magic 2: a header of 61 bytes (layout: `_batch_
 the records, compressed as a whole (layout: `_batch_pure.py`). Most of the broker never opens one:
 `verify` checks a batch from outside, `placed` gives it its offsets, `scan` finds how far a file
 is whole. `examine` opens a batch that nobody vouches for, to see whether anybody could. `encode`
-and `decode` are for those who must see records, `decode_columns` is for Spark.
+and `decode` are for those who must see records, `decode_columns` and `encode_columns` for Spark.
 
 There are two implementations with the same answers and the same errors: a compiled one, taken
 where it was built, and one in plain Python, also taken when `MILLSTREAM_PURE` is set.
@@ -35,6 +35,7 @@ from millstream.log._batch_layout import (
     Data,
     Header,
     Headers,
+    RowColumns,
     Scan,
     placed,
     read_header,
@@ -51,9 +52,12 @@ if TYPE_CHECKING:
         decode,
         decode_columns,
         encode,
+        encode_columns,
         examine,
+        key_partitions,
         keys,
         murmur2,
+        murmur3,
         retain,
         scan,
         verify,
@@ -73,9 +77,12 @@ else:
     decode = _twin.decode
     decode_columns = _twin.decode_columns
     encode = _twin.encode
+    encode_columns = _twin.encode_columns
     examine = _twin.examine
+    key_partitions = _twin.key_partitions
     keys = _twin.keys
     murmur2 = _twin.murmur2
+    murmur3 = _twin.murmur3
     retain = _twin.retain
     scan = _twin.scan
     verify = _twin.verify
@@ -103,13 +110,17 @@ __all__ = [
     "Header",
     "Headers",
     "Record",
+    "RowColumns",
     "Scan",
     "decode",
     "decode_columns",
     "encode",
+    "encode_columns",
     "examine",
+    "key_partitions",
     "keys",
     "murmur2",
+    "murmur3",
     "placed",
     "read_header",
     "retain",
