@@ -32,7 +32,7 @@ def binary_column(items: list[bytes | None]) -> BinaryColumn:
     column = pa.array(items, pa.binary())
     validity, offsets, data = column.buffers()
     if offsets is None:
-        offsets = array("i", [0])
+        offsets = b"\0\0\0\0"
     return BinaryColumn(column.null_count, validity, offsets, data or b"")
 
 
@@ -43,10 +43,10 @@ def columns_of(records: list[Fields], *, with_headers: bool = True) -> RowColumn
         starts.append(starts[-1] + len(record[3]))
     return RowColumns(
         rows=len(records),
-        timestamp=array("q", [record[0] for record in records]),
+        timestamp=memoryview(array("q", [record[0] for record in records])),
         key=binary_column([record[1] for record in records]),
         value=binary_column([record[2] for record in records]),
-        header_offsets=starts if with_headers else None,
+        header_offsets=memoryview(starts) if with_headers else None,
         header_count=len(headers),
         header_key=binary_column([name.encode() for name, _ in headers]) if with_headers else None,
         header_value=binary_column([value for _, value in headers]) if with_headers else None,
@@ -182,16 +182,16 @@ def test_columns_that_do_not_fit_each_other_are_refused(twin: Any) -> None:
             columns, groups, **{"lanes": [None], "batch_bytes": 1000, **options}
         )
 
-    short = array("i", [0, 3])
-    past = good.value._replace(offsets=array("i", [0, 1, 2, 3, 2**30]))
-    backwards = good.value._replace(offsets=array("i", [0, 5, 2, 5, 6]), validity=None)
+    short = memoryview(array("i", [0, 3]))
+    past = good.value._replace(offsets=memoryview(array("i", [0, 1, 2, 3, 2**30])))
+    backwards = good.value._replace(offsets=memoryview(array("i", [0, 5, 2, 5, 6])), validity=None)
     nameless = good._replace(header_key=binary_column([None] * good.header_count))
     for wrong in (
-        good._replace(timestamp=array("q", [1])),
+        good._replace(timestamp=memoryview(array("q", [1]))),
         good._replace(key=good.key._replace(offsets=short)),
         good._replace(value=past._replace(validity=None)),
         good._replace(value=backwards),
-        good._replace(header_offsets=array("i", [0, 1, 2, 3, 99])),
+        good._replace(header_offsets=memoryview(array("i", [0, 1, 2, 3, 99]))),
         nameless,
     ):
         with pytest.raises(ValueError):

@@ -338,12 +338,6 @@ def attributes_of(
     )
 
 
-def lane_header_bytes(lane: str) -> bytes:
-    """The header that names a lane, as it stands in a record; both lengths are one byte."""
-    name, value = LANE_HEADER.encode(), lane.encode()
-    return bytes((2 * len(name),)) + name + bytes((2 * len(value),)) + value
-
-
 def require_partitioner(partitioner: str, partitions: int, run: int) -> None:
     if partitioner not in PARTITIONERS:
         raise ValueError(

@@ -596,7 +596,7 @@ def _numbers(kind: str, data: Data, count: int) -> Sequence[int]:
 
 def _cells(column: BinaryColumn, count: int) -> list[bytes | None]:
     ends = _numbers("i", column.offsets, count + 1)
-    data = b"" if column.data is None else bytes(column.data)
+    data = bytes(column.data)
     bits = None if column.validity is None else memoryview(column.validity).cast("B")
     if bits is not None and bits.nbytes < (count + 7) // 8:
         raise column_short(bits.nbytes, (count + 7) // 8)

@@ -62,7 +62,7 @@ cdef class Buffers:
         return start
 
     cdef int take(self, Cells *cells, object column, int64_t items) except -1:
-        data = b"" if column.data is None else memoryview(column.data).cast("B")
+        data = memoryview(column.data).cast("B")
         cells.validity = self.hold(column.validity, (items + 7) // 8)
         cells.offsets = <const int32_t *>self.hold(column.offsets, 4 * (items + 1))
         cells.data = self.hold(data, 0)
@@ -154,7 +154,7 @@ cdef list write_group(
     object compression,
     object lane,
 ):
-    cdef bytes lane_header = b"" if lane is None else layout.lane_header_bytes(lane)
+    cdef bytes lane_header = b"" if lane is None else lane_header_bytes(lane)
     cdef int attributes = layout.attributes_of(
         compression=compression, transactional=False, control=False, append_time=False, lane=lane
     )
@@ -195,6 +195,14 @@ cdef list write_group(
         written = PyMemoryView_FromMemory(<char *>body.start, body.used, PyBUF_READ)
         batches.append(layout.sealed(header, compress(code, written) if code else written))
     return batches
+
+
+cdef bytes lane_header_bytes(str lane):
+    """The header that names a lane, as it stands in a record; both lengths are one byte."""
+    cdef bytes value = lane.encode()
+    return (
+        bytes((2 * len(LANE_HEADER_RAW),)) + LANE_HEADER_RAW + bytes((2 * len(value),)) + value
+    )
 
 
 cdef int64_t write_rows(
