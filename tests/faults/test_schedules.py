@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Literal
@@ -41,12 +42,12 @@ class Fate:
 
 
 class Script:
-    def __init__(self, seed: int, every: int) -> None:
+    def __init__(self, seed: int, every: int, mode: str = "every") -> None:
         self.random = Random(seed)
         self.every = every
         self.disk = SimulatedDisk()
         self.house = local_house(self.disk).start()
-        self.house.done(self.house.broker.topics.create("t", 2))
+        self.house.done(self.house.broker.topics.create("t", 2, {"fsync": mode}))
         self.fates: dict[bytes, Fate] = {}
         self.serial = 0
         self.pulled = 0
@@ -56,11 +57,11 @@ class Script:
         # Kept, because it is raised inside the engine, which may take it for an error of a job.
         self.trouble: BaseException | None = None
 
-    def run(self, steps: int) -> None:
+    def run(self, steps: Sequence[Callable[[], None]]) -> None:
         self.disk.on_operation = self._before
         try:
-            for _ in range(steps):
-                self._step()
+            for step in steps:
+                step()
         finally:
             self.disk.on_operation = None
             if self.trouble is not None:
@@ -72,14 +73,14 @@ class Script:
     def now_ms(self) -> int:
         return self.house.scheduler.clock.now_ms
 
-    def _step(self) -> None:
+    def step(self) -> None:
         kind, scheduler = self.random.random(), self.house.scheduler
         if kind < 0.4:
-            self._publish()
+            self.publish()
         elif kind < 0.55:
-            self._cancel()
+            self.cancel()
         elif kind < 0.57:
-            self._purge()
+            self.purge()
         elif kind < 0.8:
             scheduler.advance(self.random.choice((0.1, 0.4, 1.0, 12.0)))
         elif kind < 0.82:
@@ -90,7 +91,7 @@ class Script:
         else:
             scheduler.run()
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
         records: list[Outgoing] = []
         for _ in range(self.random.choice((1, 1, 3, 70))):
             self.serial += 1
@@ -111,7 +112,7 @@ class Script:
 
         sent.then(done)
 
-    def _cancel(self) -> None:
+    def cancel(self) -> None:
         there = [one for one in self.fates.values() if one.placed and one.cancelling is None]
         if not there:
             return
@@ -127,7 +128,7 @@ class Script:
 
         cancelled.then(done)
 
-    def _purge(self) -> None:
+    def purge(self) -> None:
         asked = [one for one in self.fates.values() if one.purging != "acknowledged"]
         for one in asked:
             one.purging = "asked"
@@ -208,6 +209,26 @@ def test_schedules_survive_a_pulled_plug(seed: int, monkeypatch: pytest.MonkeyPa
     # So small that much is moved on.
     monkeypatch.setattr("millstream.broker.schedule_log.SPAN_MIN", 60)
     script = Script(seed, every=8 if IS_FULL else 25)
-    script.run(200)
+    script.run([script.step] * 200)
     assert script.pulled > 5
     assert script.fired > 5
+
+
+@pytest.mark.parametrize("mode", ["every", "none"])
+def test_the_plug_is_pulled_before_every_disk_operation_of_firings(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millstream.broker.schedule_log.SPAN_MIN", 60)
+    script = Script(3, every=1, mode=mode)
+    scheduler = script.house.scheduler
+
+    def wait(seconds: float) -> Callable[[], None]:
+        return lambda: scheduler.advance(seconds)
+
+    # Firings, with cancellings beside them; what is left is moved on, and purged.
+    begin = [*[script.publish] * 6, scheduler.run]
+    script.run([*begin, *[script.cancel] * 3, wait(0.6), script.cancel, wait(3), wait(25)])
+    script.run([*begin, script.purge, wait(12)])
+    statistics = script.house.broker.schedules.statistics()
+    assert script.pulled > 30
+    assert min(statistics.fired, statistics.cancelled, statistics.expired, statistics.moved) > 0

@@ -61,7 +61,7 @@ class DeadLetters:
         assert not is_dead_letter_topic(topic.name), topic.name
         name = dead_letter_topic(topic.name)
         found = self._around.topics.by_name.get(name)
-        if found is not None and _fits(topic, found):
+        if found is not None and _fits(topic, found) and not _needs_lanes(topic, found):
             return Pending.of(found)
         waiting = self._ensuring.get(name)
         if waiting is None:
@@ -81,6 +81,9 @@ class DeadLetters:
         if not _fits(topic, dlq):
             changes = {"message_bytes_max": _message_bytes_max(topic), "compact": False}
             dlq = yield topics.alter(name, changes)
+        if _needs_lanes(topic, dlq):
+            # Before the first record of another lane than normal is in it.
+            dlq = yield topics.use_lanes(name)
         return dlq
 
     def _forget(self, topic: Topic) -> None:
@@ -140,6 +143,10 @@ def _fits(topic: Topic, dlq: Topic) -> bool:
         and dlq.settings.message_bytes_max >= _message_bytes_max(topic)
         and not dlq.settings.compact
     )
+
+
+def _needs_lanes(topic: Topic, dlq: Topic) -> bool:
+    return topic.uses_lanes and not dlq.uses_lanes
 
 
 def _size_of(key: bytes | None, value: bytes | None, headers: batches.Headers) -> int:

@@ -181,6 +181,9 @@ class Granting:
 
     def _take_by_lanes(self, share: Share, taking: Taking) -> Steps:
         yield from self._catch_up(share)
+        if share.turns is not None:
+            settings = share.topic.settings
+            share.turns.adjust(settings.lane_weights, settings.lane_boost_ms / 1000)
         empty = [False] * len(LANES)
         while not taking.is_full and not share.is_gone:
             now = self._shares.around.clock.monotonic()

@@ -314,6 +314,11 @@ class LaneTurns:
         self._is_alone = False
         self.last_served: list[float | None] = [None] * LANE_COUNT
 
+    def adjust(self, weights: Sequence[int], boost_s: float) -> None:
+        """The topic may say something else by now; what lanes have left of this round stays."""
+        self.weights = tuple(weights)
+        self._boost_s = boost_s
+
     def choose(self, has: Sequence[bool], now_s: float) -> tuple[int, int]:
         """The lane to serve, and how many records at most; `has` says which have any: one does."""
         self._note_waiting(has, now_s)

@@ -331,6 +331,8 @@ class Settling:
     def _ran_out(self, share: Share, ledger: Ledger, ones: list[Open]) -> None:
         if not ones:
             return
+        # Nobody may have asked since the topic's settings changed.
+        self._shares.renew((share,))
         most = share.topic.settings.deliveries_max
         share.crew.counts.timeouts += len(ones)
         self._judge(share, failed=len(ones))
