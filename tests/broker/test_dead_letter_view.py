@@ -50,6 +50,21 @@ def test_marks_are_a_set_of_offsets(runs: list[range], start: int) -> None:
         assert value is None or len(value) <= CHUNK_OFFSETS // 8
 
 
+@given(st.lists(RUNS, max_size=6), OFFSETS, st.integers(1, 5))
+def test_marks_are_told_as_runs(runs: list[range], start: int, count: int) -> None:
+    gone = {offset for run in runs for offset in run}
+    found: list[tuple[int, int]] = []
+    for offset in sorted(one for one in gone if one >= start):
+        if found and found[-1][1] == offset - 1:
+            found[-1] = (found[-1][0], offset)
+        else:
+            found.append((offset, offset))
+    view = view_of(gone)
+    assert view.runs(PLACE, start, len(found) + 1) == found
+    assert view.runs(PLACE, start, count) == found[:count]
+    assert view.runs(Place(bytes(16), 4), start, count) == []
+
+
 @given(RUNS, RUNS, OFFSETS)
 def test_marks_past_an_end_and_before_a_start_are_forgotten(
     one: range, other: range, offset: int

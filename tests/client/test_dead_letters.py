@@ -50,6 +50,16 @@ def test_they_are_deleted(broker: BrokerProcess, v1: V1) -> None:
         assert client.dead_letters.count("orders") == 0
 
 
+def test_those_that_are_gone_are_told(broker: BrokerProcess, v1: V1) -> None:
+    topic = v1.topic()
+    bury(v1, topic, "a", "b", "c")
+    with Client(broker.url("")) as client:
+        assert list(client.dead_letters.gone(topic)) == []
+        client.dead_letters.delete(topic, [(0, 1), (0, 2)])
+        runs = [(run.partition, run.first, run.last) for run in client.dead_letters.gone(topic)]
+    assert runs == [(0, 1, 2)]
+
+
 def test_they_are_put_back(broker: BrokerProcess, v1: V1) -> None:
     with Client(broker.url("")) as client:
         letters = client.dead_letters

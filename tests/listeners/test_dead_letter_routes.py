@@ -64,6 +64,43 @@ def test_a_dead_letter_is_listed_with_how_it_died(v1: V1) -> None:
     assert v1.good("GET", f"/topics/{topic}/dead-letters/0/0") == letter
 
 
+def test_who_reads_the_log_itself_learns_what_is_gone(v1: V1) -> None:
+    topic = v1.topic(partitions=2)
+    assert v1.good("GET", f"/topics/{topic}/dead-letters/gone")["gone"] == []
+    bury(v1, topic, "a", "b", "c", "d", "e")
+    bury(v1, topic, "f", "g", partition=1)
+    places = [(0, 1), (0, 2), (0, 4), (1, 1)]
+    letters = [{"partition": partition, "offset": offset} for partition, offset in places]
+    v1.good("POST", f"/topics/{topic}/dead-letters/delete", {"letters": letters})
+    page = v1.good("GET", f"/topics/{topic}/dead-letters/gone")
+    expected = [
+        {"partition": 0, "first": 1, "last": 2},
+        {"partition": 0, "first": 4, "last": 4},
+        {"partition": 1, "first": 1, "last": 1},
+    ]
+    assert page == {
+        "topic": topic,
+        "dead_letter_topic": f"{topic}.dlq",
+        "gone": expected,
+        "next": None,
+    }
+    found: list[Any] = []
+    cursor: str | None = "0:0"
+    while cursor is not None:
+        page = v1.good("GET", f"/topics/{topic}/dead-letters/gone", cursor=cursor, limit=1)
+        found += page["gone"]
+        cursor = page["next"]
+    assert found == expected
+    # What is gone at the front leaves the log, and there is nothing to leave out any more.
+    v1.good(
+        "POST", f"/topics/{topic}/dead-letters/delete", {"letters": [letters[0] | {"offset": 0}]}
+    )
+    wait_until(
+        lambda: v1.good("GET", f"/topics/{topic}/dead-letters/gone")["gone"] == expected[1:],
+        "the front to be trimmed",
+    )
+
+
 def test_filters_and_pages(v1: V1) -> None:
     topic = v1.topic(partitions=2)
     bury(v1, topic, "a", "b", reason="rejected")

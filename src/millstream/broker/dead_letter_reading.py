@@ -71,6 +71,21 @@ class LetterPage(NamedTuple):
     total: int
 
 
+class GoneRun(NamedTuple):
+    """Dead letters that were deleted or put back, and still lie in the log."""
+
+    partition: int
+    first: int
+    last: int
+
+
+class GonePage(NamedTuple):
+    dead_letter_topic: str
+    runs: list[GoneRun]
+    # Where to go on: partition and offset.
+    next: tuple[int, int] | None
+
+
 class LetterCount(NamedTuple):
     topic: str
     dead_letter_topic: str
@@ -266,6 +281,35 @@ class DeadLetterReading:
         if record.offset < start or self._marks.view.is_gone(place, record.offset):
             return None
         return letter_of(number, record)
+
+    def gone(
+        self, name: str, *, count_max: int = LIST_MAX, at: tuple[int, int] = (0, 0)
+    ) -> Pending[GonePage]:
+        """What a reader of the log itself has to leave out, by partition and offset."""
+        return follow(self._gone(name, count_max, at))
+
+    def _gone(
+        self, name: str, count_max: int, at: tuple[int, int]
+    ) -> Generator[Pending[Any], Any, GonePage]:
+        _check_between("limit", count_max, 1, LIST_MAX)
+        where = self.where(name)
+        dlq = where.dlq
+        if dlq is None:
+            return GonePage(where.dlq_name, [], None)
+        runs: list[GoneRun] = []
+        next_: tuple[int, int] | None = None
+        for number in range(at[0], dlq.partitions):
+            start, _ = self._marks.around.reader.offsets(dlq.name, number)
+            begin = max(start, at[1] if number == at[0] else 0)
+            # One more than there is room for tells whether there are more.
+            room = count_max - len(runs)
+            found = self._marks.view.runs(Place(dlq.uuid.bytes, number), begin, room + 1)
+            runs += [GoneRun(number, first, last) for first, last in found[:room]]
+            if len(found) > room:
+                next_ = (number, found[room][0])
+                break
+        yield self._settled()
+        return GonePage(dlq.name, runs, next_)
 
     def get(self, name: str, partition: int, offset: int) -> Pending[Letter]:
         return follow(self._get(name, partition, offset))

@@ -118,6 +118,27 @@ class DeadLetterView:
                 return start + run
             start += run
 
+    def runs(self, place: Place, start: int, count: int) -> list[tuple[int, int]]:
+        """The first runs of marked offsets from `start` on, each by its first and its last."""
+        chunks = self._chunks.get(place, {})
+        found: list[tuple[int, int]] = []
+        for number in sorted(chunks):
+            begin = number * CHUNK_OFFSETS
+            offset = max(start, begin)
+            bits = chunks[number] >> (offset - begin)
+            while bits:
+                skipped = (bits & -bits).bit_length() - 1
+                bits, offset = bits >> skipped, offset + skipped
+                run = (~bits & (bits + 1)).bit_length() - 1
+                if found and found[-1][1] == offset - 1:
+                    found[-1] = (found[-1][0], offset + run - 1)
+                elif len(found) == count:
+                    return found
+                else:
+                    found.append((offset, offset + run - 1))
+                bits, offset = bits >> run, offset + run
+        return found
+
     def marked(self, place: Place, offsets: Iterable[int]) -> list[Change]:
         """What makes offsets gone. Made from what is now, so nothing else may be under way."""
         chunks = self._chunks.get(place, {})

@@ -23,7 +23,7 @@ from millstream.client.blocking_producer import BlockingProducer
 from millstream.client.blocking_work import BlockingLeased, BlockingWork
 from millstream.client.client import AsyncClient, Compression
 from millstream.client.consumer import Consumer, ConsumerStatistics
-from millstream.client.dead_letters import DeadLetter, DeadLetters, LetterFilter
+from millstream.client.dead_letters import DeadLetter, DeadLetters, GoneRun, LetterFilter
 from millstream.client.groups import Groups
 from millstream.client.leases import LeaseStart, Settled
 from millstream.client.membership import Assignor, OffsetReset, TopicPartition
@@ -137,6 +137,10 @@ class BlockingDeadLetters:
     def read(self, topic: str, **wanted: Unpack[LetterFilter]) -> Iterator[DeadLetter]:
         """Those that a filter means, by partition and offset."""
         return iterate(self.thread, self.inner.read(topic, **wanted))
+
+    def gone(self, topic: str) -> Iterator[GoneRun]:
+        """What to leave out when the topic of dead letters itself is read."""
+        return iterate(self.thread, self.inner.gone(topic))
 
 
 class BlockingConsumer:

@@ -16,6 +16,8 @@ from millstream.client.values import Key, ReadMessage, Received, encode_json
 Reason: TypeAlias = Literal["deliveries", "rejected"]
 # Letters of one page.
 _PAGE = 200
+# Runs of offsets of one page.
+_GONE_PAGE = 1000
 # How long one call waits for the end of a redrive.
 _HOLD_S = 20.0
 
@@ -130,6 +132,19 @@ class _Page(msgspec.Struct):
     next: str | None = None
 
 
+class GoneRun(msgspec.Struct):
+    """Dead letters that were deleted or put back, and still lie in the log."""
+
+    partition: int
+    first: int
+    last: int
+
+
+class _GonePage(msgspec.Struct):
+    gone: list[GoneRun]
+    next: str | None = None
+
+
 class _Counts(msgspec.Struct):
     topics: list[DeadLetterCount]
 
@@ -170,6 +185,18 @@ class DeadLetters:
     async def _page(self, topic: str, asked: Mapping[str, object]) -> _Page:
         path = topic_path(topic, "dead-letters", query=urlencode(asked))
         return msgspec.json.decode((await self._transport.ask("GET", path)).body, type=_Page)
+
+    async def gone(self, topic: str) -> AsyncIterator[GoneRun]:
+        """What to leave out when the topic of dead letters itself is read."""
+        cursor: str | None = "0:0"
+        while cursor is not None:
+            query = urlencode({"limit": _GONE_PAGE, "cursor": cursor})
+            path = topic_path(topic, "dead-letters", "gone", query=query)
+            reply = await self._transport.ask("GET", path)
+            page = msgspec.json.decode(reply.body, type=_GonePage)
+            for one in page.gone:
+                yield one
+            cursor = page.next
 
     async def get(self, topic: str, partition: int, offset: int) -> DeadLetter:
         path = topic_path(topic, "dead-letters", str(partition), str(offset))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from millstream.broker.dead_letter_reading import (
         DeadLetterReading,
+        GonePage,
         Letter,
         LetterCount,
         LetterPage,
@@ -39,6 +40,7 @@ TIMEOUT_S_MAX = 30.0
 REASONS = ("deliveries", "rejected")
 FILTERS = frozenset(("reason", "group", "key", "key_encoding", "text", "since_ms", "until_ms"))
 LIST_PARAMETERS = FILTERS | {"partition", "cursor", "limit"}
+GONE_PARAMETERS = frozenset(("cursor", "limit"))
 TIMEOUT_PARAMETERS = frozenset(("timeout",))
 JOBS_PARAMETERS = frozenset(("topic",))
 
@@ -122,19 +124,35 @@ class DeadLetterAnswers:
         at = _cursor(parameters.text("cursor", "0:0"))
 
         def answer(page: LetterPage) -> Answer:
-            next_ = None if page.next is None else f"{page.next[0]}:{page.next[1]}"
             return json_of(
                 {
                     "topic": topic,
                     "dead_letter_topic": page.dead_letter_topic,
                     "total": page.total,
                     "letters": [_letter_page(one) for one in page.letters],
-                    "next": next_,
+                    "next": _shown_cursor(page.next),
                 }
             )
 
         listing = self._reading.list(topic, wanted, count_max=limit, partition=partition, at=at)
         return later(listing, answer)
+
+    def gone(self, call: Call, topic: str) -> Later:
+        parameters = Parameters(call.query, GONE_PARAMETERS)
+        limit = parameters.whole("limit", LIMIT_DEFAULT, 1, LIST_MAX)
+        at = _cursor(parameters.text("cursor", "0:0"))
+
+        def answer(page: GonePage) -> Answer:
+            return json_of(
+                {
+                    "topic": topic,
+                    "dead_letter_topic": page.dead_letter_topic,
+                    "gone": [one._asdict() for one in page.runs],
+                    "next": _shown_cursor(page.next),
+                }
+            )
+
+        return later(self._reading.gone(topic, count_max=limit, at=at), answer)
 
     def get(self, call: Call, topic: str, partition: str, offset: str) -> Later:
         Parameters(call.query, ())
@@ -283,6 +301,10 @@ def _place(partition: str, offset: str) -> tuple[int, int]:
         whole("partition", partition, 0, PARTITION_MAX),
         whole("offset", offset, 0, OFFSET_MAX),
     )
+
+
+def _shown_cursor(at: tuple[int, int] | None) -> str | None:
+    return None if at is None else f"{at[0]}:{at[1]}"
 
 
 def _cursor(text: str) -> tuple[int, int]:

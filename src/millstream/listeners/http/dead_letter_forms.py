@@ -119,6 +119,29 @@ LIST = Form(
     more="`total` counts all of them, whatever the filter. The topic may be gone: its dead "
     "letters stay.",
 )
+GONE = Form(
+    "Dead letters that are gone, and still lie in the log",
+    {
+        200: _json(
+            "Runs of offsets, by partition and offset.",
+            shown(
+                "DeadLettersGone",
+                topic=text(),
+                dead_letter_topic=text(),
+                gone=array(shown("GoneRun", partition=PARTITION, first=OFFSET, last=OFFSET)),
+                next=nullable(text()),
+            ),
+        )
+    },
+    (
+        TOPIC_IN_PATH,
+        Parameter("cursor", text(pattern=_CURSOR), "The `next` of the page before."),
+        Parameter("limit", whole(1, LIST_MAX), "How many runs at most; by default 100."),
+    ),
+    errors=(*_TOPIC_ERRORS, errors.BodyInvalid),
+    more="For those who read the topic of dead letters itself: what was deleted or put back leaves "
+    "the log only when all before it in its partition is gone too.",
+)
 GET = Form(
     "One dead letter",
     {200: _json("The message, and how it died.", _LETTER)},

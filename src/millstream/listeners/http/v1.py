@@ -203,6 +203,7 @@ class V1:
         return (
             Route("GET", ("/v1/dead-letters",), answers.overview, forms.OVERVIEW, tag),
             Route("GET", (DEAD_LETTERS,), answers.list, forms.LIST, tag),
+            Route("GET", (DEAD_LETTERS + "/gone",), answers.gone, forms.GONE, tag),
             Route("DELETE", (DEAD_LETTERS,), answers.purge, forms.PURGE, tag),
             Route("POST", many, answers.delete_many, forms.DELETE_MANY, tag),
             Route("POST", redrive, answers.redrive, forms.REDRIVE, tag),
