@@ -1,19 +1,7 @@
-"""Dead letters as values: what a record says of its end, in headers that are added to it.
+"""Dead letters as values. The headers that say why one is there are in `wire/dead_letters.py`.
 
-    ms-dead-topic           the topic that it was in
-    ms-dead-partition       its partition there, and
-    ms-dead-offset          its offset
-    ms-dead-group           the group that gave it up
-    ms-dead-deliveries      how often the group was given it
-    ms-dead-reason          `deliveries`: it used them all up; `rejected`: a worker said so
-    ms-dead-error           what the last failure said, at most 1,000 characters
-    ms-dead-first-failure   when it failed first, and
-    ms-dead-last-failure    when it failed last: milliseconds since 1970
-
-All values are text, numbers in decimal, so that any Kafka client can read them. Key, value, time
-and the other headers of the record stay as they were.
-
-One that was put back says so, and keeps that when it becomes a dead letter again:
+Key, value, time and the other headers of the record stay as they were. One that was put back says
+so, and keeps that when it becomes a dead letter again:
 
     ms-redrives             how often it was put back
     ms-first-time           the time that it had before the first of these
@@ -21,38 +9,56 @@ One that was put back says so, and keeps that when it becomes a dead letter agai
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 from millstream.broker.delivery_values import ERROR_TEXT_MAX
 from millstream.log.batch import LANE_HEADER, LANES
+from millstream.wire.dead_letters import (
+    DELIVERIES_HEADER,
+    ERROR_HEADER,
+    FIRST_FAILURE_HEADER,
+    GROUP_HEADER,
+    HEADER_PREFIX,
+    HEADERS_BYTES_MAX,
+    LAST_FAILURE_HEADER,
+    OFFSET_HEADER,
+    PARTITION_HEADER,
+    REASON_HEADER,
+    SUFFIX,
+    TOPIC_HEADER,
+    dead_letter_topic,
+    is_dead_letter_topic,
+)
 
 if TYPE_CHECKING:
     from millstream.broker.delivery_values import Reason
     from millstream.log.batch import Headers, Record
 
-SUFFIX = ".dlq"
-# Kafka's limit, and ours.
-TOPIC_NAME_MAX = 249
-# Of a name that is too long for the suffix, so much is kept; a digest of all of it follows.
-DIGEST_BYTES = 8
-CUT_NAME_MAX = TOPIC_NAME_MAX - len(SUFFIX) - 2 * DIGEST_BYTES - 1
+__all__ = [
+    "DELIVERIES_HEADER",
+    "ERROR_HEADER",
+    "FIRST_FAILURE_HEADER",
+    "FIRST_TIME_HEADER",
+    "GROUP_HEADER",
+    "HEADERS_BYTES_MAX",
+    "HEADER_PREFIX",
+    "LAST_FAILURE_HEADER",
+    "NORMAL_LANE",
+    "OFFSET_HEADER",
+    "PARTITION_HEADER",
+    "REASON_HEADER",
+    "REDRIVES_HEADER",
+    "SUFFIX",
+    "TOPIC_HEADER",
+    "DeadFacts",
+    "DeadLetter",
+    "dead_headers",
+    "dead_letter_topic",
+    "is_dead_letter_topic",
+]
 
-HEADER_PREFIX = "ms-dead-"
-TOPIC_HEADER = "ms-dead-topic"
-PARTITION_HEADER = "ms-dead-partition"
-OFFSET_HEADER = "ms-dead-offset"
-GROUP_HEADER = "ms-dead-group"
-DELIVERIES_HEADER = "ms-dead-deliveries"
-REASON_HEADER = "ms-dead-reason"
-ERROR_HEADER = "ms-dead-error"
-FIRST_FAILURE_HEADER = "ms-dead-first-failure"
-LAST_FAILURE_HEADER = "ms-dead-last-failure"
 REDRIVES_HEADER = "ms-redrives"
 FIRST_TIME_HEADER = "ms-first-time"
-
-# What all of them take at most: names, the longest topic, group and error text, and numbers.
-HEADERS_BYTES_MAX = 8 * 1024
 
 NORMAL_LANE = LANES.index("normal")
 
@@ -76,20 +82,6 @@ class DeadLetter(NamedTuple):
     # Its index in LANES.
     lane: int
     facts: DeadFacts
-
-
-def is_dead_letter_topic(name: str) -> bool:
-    """Such a topic has no dead letters of its own: what fails there stays there."""
-    return name.endswith(SUFFIX) and len(name) > len(SUFFIX)
-
-
-def dead_letter_topic(name: str) -> str:
-    """Where the dead letters of a topic are. A name that has no room for the suffix is cut, and
-    gets a digest of the whole, so that two long names never share their dead letters."""
-    if len(name) + len(SUFFIX) <= TOPIC_NAME_MAX:
-        return name + SUFFIX
-    digest = blake2b(name.encode(), digest_size=DIGEST_BYTES).hexdigest()
-    return f"{name[:CUT_NAME_MAX]}-{digest}{SUFFIX}"
 
 
 def dead_headers(topic: str, letter: DeadLetter) -> Headers:
