@@ -378,6 +378,17 @@ def test_a_member_has_at_most_so_many() -> None:
     assert values(house.done(waiting.pending).records) == ["a", "b"]
 
 
+def test_a_receive_gives_no_more_than_it_was_asked_for_where_some_come_back() -> None:
+    house = house_of(2)
+    publish(house, "a", partition=0)
+    publish(house, *"uvwxyz", partition=1)
+    (back,) = receive(house, count_max=1)
+    settle(house, "release", back)
+    found = [values(receive(house, count_max=2)) for _ in range(2)]
+    # The one that was given back, and new ones of the other partition.
+    assert found == [["u", "v"], ["a", "w"]]
+
+
 def test_a_group_has_at_most_so_many_in_flight() -> None:
     house = house_of(group_inflight_max=3)
     publish(house, *"abcdef")

@@ -30,8 +30,11 @@ DELIVERIES_MAX = 3
 VISIBILITY_MS = 5_000
 # Longer than any lease and any wait for a retry.
 LONG_SECONDS = 200.0
+MEMBER_INFLIGHT_MAX, GROUP_INFLIGHT_MAX = 5, 12
 OPTIONS = delivery_options(
-    breaker_settlings_min=1_000_000, member_inflight_max=20, group_inflight_max=40
+    breaker_settlings_min=1_000_000,
+    member_inflight_max=MEMBER_INFLIGHT_MAX,
+    group_inflight_max=GROUP_INFLIGHT_MAX,
 )
 # A clock that is moved by hand loses parts of milliseconds, and a tick of the wheel is 10 ms.
 NEAR = 0.1
@@ -46,9 +49,13 @@ class Fate:
     """What is known of a record. `maybe` has what is on its way and was not answered."""
 
     value: bytes
+    lane: str = "normal"
+    # In which order it stands, if in any: of its partition, and of its key.
+    line: tuple[int, bytes] | None = None
     is_published: bool = False
     # The newest delivery that was answered: for how long, and until when, by both clocks.
     lease: Delivered | None = None
+    member: str | None = None
     duration: float = 0.0
     deadline: float = 0.0
     deadline_ms: int = 0
@@ -87,6 +94,7 @@ class Script:
         self.every = every
         self.mode = mode
         self.with_lanes = with_lanes
+        self.order = order
         self.disk = SimulatedDisk()
         self.house = local_house(self.disk, OPTIONS).start()
         self.settings = {
@@ -175,6 +183,8 @@ class Script:
         keys = [self.random.choice((None, b"a", b"b", b"c")) for _ in fates]
         lane = self.random.choice(LANES) if topics.get(TOPIC).uses_lanes else None
         headers = ((LANE_HEADER, lane.encode()),) if lane is not None else ()
+        for fate in fates:
+            fate.lane = lane or fate.lane
         data = batches.encode(
             [(now_ms, key, fate.value, headers) for key, fate in zip(keys, fates, strict=True)],
             lane=lane,
@@ -186,6 +196,8 @@ class Script:
                 fate.is_published = True
 
         partition = self.random.randrange(PARTITIONS)
+        for fate, key in zip(fates, keys, strict=True):
+            fate.line = None if key is None else (partition, key)
         self.house.broker.publisher.publish_batch(TOPIC, partition, data).then(done)
 
     def _receive(self) -> None:
@@ -208,7 +220,7 @@ class Script:
                 return
             self.trouble = self.trouble or one.error
             if self.trouble is None:
-                self._guard(lambda: self._delivered(one.result(), duration))
+                self._guard(lambda: self._delivered(one.result(), duration, wish.member))
                 if goes_away:
                     # Before it saw any of them: they may be somebody else's at once.
                     receiving.cancel()
@@ -221,10 +233,11 @@ class Script:
         if self.random.random() < 0.05:
             receiving.cancel()
 
-    def _delivered(self, received: Received, duration: float) -> None:
+    def _delivered(self, received: Received, duration: float, member: str | None) -> None:
         for record in received.records:
             fate = self.fates[record.record.value or b""]
             self.deliveries += 1
+            assert record.lane == fate.lane, (record, fate)
             assert fate.settled is None, ("given out after it was settled", fate)
             assert not fate.is_leased(self.now), ("two leases", fate)
             if fate.wait is not None and not fate.maybe:
@@ -235,8 +248,25 @@ class Script:
             counted = fate.given - ("release" in fate.maybe)
             assert max(record.deliveries, counted) <= DELIVERIES_MAX, (record, fate)
             fate.wait = None
-            fate.lease, fate.duration = record, duration
+            fate.lease, fate.duration, fate.member = record, duration, member
             self._lease_until(fate, received.deadline_ms)
+            if self.order == "key" and fate.line is not None:
+                self._check_order(fate)
+        leased = [fate for fate in self.fates.values() if fate.is_leased(self.now)]
+        assert len(leased) <= GROUP_INFLIGHT_MAX
+        for name in ("w1", "w2"):
+            assert sum(fate.member == name for fate in leased) <= MEMBER_INFLIGHT_MAX, name
+
+    def _check_order(self, fate: Fate) -> None:
+        """Nobody has another record of its key; and without lanes, those before it are done."""
+        line = [one for one in self.fates.values() if one.line == fate.line]
+        others = [one for one in line if one is not fate]
+        assert not any(one.is_leased(self.now) for one in others), ("two of a key", fate)
+        if self.with_lanes:
+            return
+        for one in line[: line.index(fate)]:
+            is_over = one.settled is not None or one.given >= DELIVERIES_MAX
+            assert is_over or one.maybe & ENDING, ("out of order", one, fate)
 
     def _lease_until(self, fate: Fate, deadline_ms: int) -> None:
         fate.deadline_ms = deadline_ms

@@ -169,7 +169,8 @@ class Granting:
                 if first >= end or not taking.fresh_left:
                     continue
                 if first >= start:
-                    fetching = self._fetch(share, ledger, first, end, taking.fresh_left, taking)
+                    left = min(taking.fresh_left, taking.count_left)
+                    fetching = self._fetch(share, ledger, first, end, left, taking)
                     if fetching.is_done and fetching.error is None:
                         # Nearly every receive ends here: what it wants is in the page cache.
                         self._pass(share, ledger, NORMAL, end, fetching.result(), taking)
