@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,11 +14,11 @@ from broker.leasing import house_of, outcome, pass_time, receive, settle, values
 from broker.making import House, local_house
 from faults.simulated_disk import SimulatedDisk
 from log.effort import effort
-from millstream.broker.delivery_values import Delivered
+from millstream.broker.delivery_values import Delivered, LaneFacts
 from millstream.broker.outgoing import Outgoing
 from millstream.log.batch import LANES
 
-CRITICAL, HIGH, BACKGROUND = 0, 1, 4
+CRITICAL, HIGH, NORMAL, BACKGROUND = 0, 1, 2, 4
 
 
 def publish(house: House, lane: int, count: int, delay_ms: int | None = None) -> None:
@@ -111,6 +112,31 @@ def test_what_goes_out_is_within_two_points_of_the_weights_while_all_lanes_are_f
     for name, weight in zip(LANES, weights, strict=True):
         # Less than one round is out of balance.
         assert abs(found[name] - whole * weight / 100) <= max(100, whole * 0.02)
+
+
+def facts(house: House) -> dict[str, LaneFacts]:
+    return {one.lane: one for one in house.done(house.broker.delivery.lanes("jobs", "g"))}
+
+
+@pytest.mark.parametrize("lane", [NORMAL, HIGH])
+def test_each_lane_has_rates_of_what_arrives_and_of_what_goes_out(lane: int) -> None:
+    house = house_of()
+    publish(house, lane, 1000)
+    receive(house, count_max=1)
+    pass_time(house, 11)
+    assert facts(house)[LANES[lane]].arrived_per_s is None
+    publish(house, lane, 50)
+    receive(house, count_max=20)
+    pass_time(house, 10)
+    found = facts(house)[LANES[lane]]
+    assert found.arrived_per_s == pytest.approx(5, rel=0.1)
+    assert found.delivered_per_s == pytest.approx(2, rel=0.1)
+    assert (found.ready, found.inflight, found.delivered) == (1050 - 21, 21, 21)
+    assert found.last_served_ms is not None
+    assert found.oldest_age_ms == pytest.approx(21_000, abs=50)
+    pass_time(house, 10)
+    found = facts(house)[LANES[lane]]
+    assert (found.arrived_per_s, found.delivered_per_s) == (0, 0)
 
 
 def test_what_a_topic_says_by_now_counts_when_a_lease_runs_out() -> None:

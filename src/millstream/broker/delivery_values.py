@@ -167,7 +167,9 @@ class LaneFacts(NamedTuple):
     ready: int
     inflight: int
     delivered: int
-    rate_per_s: float
+    delivered_per_s: float
+    # None until there are two samples; and while more is ahead than the index of lanes can hold.
+    arrived_per_s: float | None
     last_served_ms: int | None
     # Of the oldest record that is ready; None when none is.
     oldest_age_ms: int | None

@@ -13,6 +13,7 @@ from millstream.log.batch import LANES
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
+    from millstream.broker.lanes import LaneIndex
     from millstream.broker.ledger import Ledger
     from millstream.broker.reading import Fetched
     from millstream.broker.shares import Share, Shares
@@ -32,14 +33,27 @@ class LaneWish(NamedTuple):
     count_max: int | None = None
 
 
+class _Sample(NamedTuple):
+    """How many records each lane of a ledger had at one time."""
+
+    given: list[int]
+    # None while the index does not know them all; those of another index do not compare.
+    arrived: list[int] | None
+    known_by: LaneIndex | None
+
+
+class _Rates(NamedTuple):
+    given: list[float]
+    arrived: list[float] | None
+
+
 class LaneRates:
     __slots__ = ("_before", "_has_stopped", "_rates", "_shares", "_when")
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
-        # At the last sample: how many records each lane of each ledger had given out.
-        self._before: dict[Ledger, list[int]] = {}
-        self._rates: dict[Ledger, list[float]] = {}
+        self._before: dict[Ledger, _Sample] = {}
+        self._rates: dict[Ledger, _Rates] = {}
         self._when = 0.0
         self._has_stopped = False
 
@@ -62,13 +76,21 @@ class LaneRates:
         before, self._before, self._rates = self._before, {}, {}
         for share in self._shares:
             for ledger in share.ledgers:
-                old = before.get(ledger, [0] * len(LANES))
-                self._before[ledger] = list(ledger.counts)
-                self._rates[ledger] = [
-                    (count - earlier) / passed
-                    for count, earlier in zip(ledger.counts, old, strict=True)
-                ]
+                new = self._before[ledger] = self._look(share, ledger)
+                self._rates[ledger] = _rates(before.get(ledger), new, passed)
         self._arm()
+
+    def _look(self, share: Share, ledger: Ledger) -> _Sample:
+        given = list(ledger.counts)
+        _, end = self._shares.around.reader.offsets(*share.id(ledger))
+        index = self._shares.index(share, ledger)
+        if index is None:
+            arrived = [0] * len(LANES)
+            arrived[NORMAL] = end
+            return _Sample(given, arrived, None)
+        # Mostly done at once: headers of the last few seconds.
+        self._shares.lanes.catch_up(share.topic, ledger.partition, share.crew.name)
+        return _Sample(given, index.totals if index.end >= end else None, index)
 
     def fresh_count(self, share: Share) -> int:
         """Records that were never given out."""
@@ -163,13 +185,25 @@ class LaneRates:
             ready + self._fresh(share, ledger, lane),
             inflight,
             ledger.counts[lane],
-            round(rates[lane], 3) if rates is not None else 0.0,
+            round(rates.given[lane], 3) if rates is not None else 0.0,
+            round(rates.arrived[lane], 3) if rates is not None and rates.arrived else None,
             served_ms,
             age_ms,
         )
 
     def _now(self) -> float:
         return self._shares.around.clock.monotonic()
+
+
+def _rates(old: _Sample | None, new: _Sample, passed: float) -> _Rates:
+    before = old.given if old is not None else [0] * len(LANES)
+    given = [(count - earlier) / passed for count, earlier in zip(new.given, before, strict=True)]
+    if old is None or not (old.arrived and new.arrived) or old.known_by is not new.known_by:
+        return _Rates(given, None)
+    return _Rates(
+        given,
+        [(count - was) / passed for count, was in zip(new.arrived, old.arrived, strict=True)],
+    )
 
 
 def _place(share: Share) -> tuple[str, str]:

@@ -93,6 +93,11 @@ class LaneIndex:
         return len(self._firsts)
 
     @property
+    def totals(self) -> list[int]:
+        """How many each lane has had since the index began."""
+        return self._totals[:LANE_COUNT]
+
+    @property
     def is_full(self) -> bool:
         """Then `add` may not be called until something is forgotten."""
         runs = len(self._firsts)

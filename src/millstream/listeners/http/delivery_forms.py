@@ -364,7 +364,8 @@ PRIORITY = Form(
                         ready=whole(),
                         inflight=whole(),
                         delivered=whole(),
-                        rate_per_s=NUMBER,
+                        delivered_per_s=NUMBER,
+                        arrived_per_s=nullable(NUMBER),
                         last_served_ms=nullable(TIME),
                         oldest_age_ms=nullable(whole()),
                     )
@@ -380,5 +381,6 @@ PRIORITY = Form(
         _LIMIT,
     ),
     errors=(errors.GroupNameInvalid, *_TOPIC_ERRORS),
-    more="For each group that receives by lease; a topic that never used lanes has one, `normal`.",
+    more="For each group that receives by lease; a topic that never used lanes has one, `normal`. "
+    "Rates are those of the last ten seconds.",
 )
