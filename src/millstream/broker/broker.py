@@ -28,6 +28,7 @@ from millstream.broker.topics import TopicLimits, Topics
 from millstream.broker.traffic import Traffic
 from millstream.broker.view_snapshots import ViewSnapshots
 from millstream.broker.views import Views
+from millstream.broker.work_turns import WorkTurns
 from millstream.engine.pending import Pending, follow
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class Broker:
     dead_letter_reading: DeadLetterReading
     redrive: Redrive
     delivery: Delivery
+    work_turns: WorkTurns
     share_sessions: ShareSessions
     schedules: Schedules
     named_schedules: NamedSchedules
@@ -191,6 +193,7 @@ def make_broker(
         sequential=consuming.sequential,
         dead_letters=dead_letters,
         delivery=delivery,
+        work_turns=WorkTurns(delivery, turns, options.delivery.receive_records_max),
         share_sessions=ShareSessions(around, consuming.share_groups, delivery),
         dead_letter_reading=reading,
         redrive=Redrive(marks, reading, options.redrive, random_hex),

@@ -112,7 +112,7 @@ class Delivery:
             ]
         except MillstreamError as error:
             return Polling.failed(error)
-        polling: Polling[Received] = Polling(lambda: self._give_back(polling.pending.result()))
+        polling: Polling[Received] = Polling(lambda: self.give_back(polling.pending.result()))
         if self._has_drained:
             polling.end()
         deadline = self._now() + wait_ms / 1000
@@ -170,7 +170,7 @@ class Delivery:
                 received: Received = yield granted
                 if received.records:
                     if polling.is_over:
-                        self._give_back(received)
+                        self.give_back(received)
                         return Received([], 0)
                     if limited_by is None:
                         return received
@@ -233,7 +233,7 @@ class Delivery:
         if limit is not None:
             crew.leave(limit, polling)
 
-    def _give_back(self, received: Received) -> None:
+    def give_back(self, received: Received) -> None:
         """The client never saw them: released, if they are still leased."""
         if received.records:
             unseen = [Settle("release", one.receipt) for one in received.records]

@@ -27,7 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from millstream.broker.delivery import Delivery
-    from millstream.broker.delivery_values import LaneFacts, Received, Settled, SettleKind
+    from millstream.broker.delivery_values import (
+        Delivered,
+        LaneFacts,
+        Received,
+        Settled,
+        SettleKind,
+    )
     from millstream.broker.group_offsets import GroupOffsets
     from millstream.broker.topics import Topics
     from millstream.listeners.http.route import Call, Handler
@@ -271,15 +277,19 @@ class DeliveryAnswers:
 
 
 def _received(group: str, received: Received) -> Answer:
+    return Answer(200, received_body(group, received, received.records))
+
+
+def received_body(group: str, received: Received, records: Sequence[Delivered]) -> bytes:
+    """What a receive answers that gave these records, some or all of what was received."""
     limited_by = received.limited_by
-    body = b'{"group":"%b","deadline_ms":%d,"visibility_ms":%d,"limited_by":%b,"messages":%b}' % (
+    return b'{"group":"%b","deadline_ms":%d,"visibility_ms":%d,"limited_by":%b,"messages":%b}' % (
         group.encode(),
         received.deadline_ms,
         received.visibility_ms,
         b"null" if limited_by is None else b'"%b"' % limited_by.encode(),
-        listed([shown_lease(one) for one in received.records]),
+        listed([shown_lease(one) for one in records]),
     )
-    return Answer(200, body)
 
 
 def _packed(group: str, received: Received) -> Answer:
@@ -312,6 +322,11 @@ def _packed(group: str, received: Received) -> Answer:
 
 def _settled(found: list[Settled]) -> Answer:
     (one,) = found
+    return settled_answer(one)
+
+
+def settled_answer(one: Settled) -> Answer:
+    """Of the only one that a request settled."""
     if one.error is not None:
         return failure(one.error)
     return Answer(200, _outcome(one))

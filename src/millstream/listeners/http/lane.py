@@ -687,6 +687,8 @@ class LaneProtocol(HttpToolsProtocol):
         for one in line:
             if isinstance(one, HotRequest):
                 one.lose()
+            elif not isinstance(one, _Cold):
+                one.line = None
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:

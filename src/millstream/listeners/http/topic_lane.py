@@ -45,10 +45,11 @@ class TopicLane:
             for path in route.paths if route.is_hot else ():
                 words = path.encode().split(b"/")
                 method = route.method.encode()
+                quick = None if route.quick is None else Allowed(route.quick, guard)
                 if len(words) == 4:
-                    self._none[method, words[2], words[3]] = Served(_nameless(route.handler))
+                    nameless = _nameless(route.handler)
+                    self._none[method, words[2], words[3]] = Served(nameless, quick=quick)
                 elif len(words) == 5:
-                    quick = None if route.quick is None else Allowed(route.quick, guard)
                     self._one[method, words[2], words[4]] = Served(route.handler, quick=quick)
                 else:
                     self._two[method, words[2], words[4], words[6]] = route.handler

@@ -30,6 +30,7 @@ from millstream.listeners.http.schedule_answers import ScheduleAnswers
 from millstream.listeners.http.schemas import BOOLEAN, NUMBER, array, shown, text, whole
 from millstream.listeners.http.topic_answers import TopicAnswers
 from millstream.listeners.http.waits import Waits
+from millstream.listeners.http.work_quick import QuickAck, QuickReceive
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
@@ -176,13 +177,17 @@ class V1:
         settle = ("/v1/messages/settle", GROUP + "/settle")
         receive = (GROUP + "/receive",)
         leases = (GROUP + "/leases",)
-        routes = [Route("POST", receive, answers.receive, forms.receive(options), tag, is_hot=True)]
+        turns, form = broker.work_turns, forms.receive(options)
+        quick = QuickReceive(turns)
+        routes = [Route("POST", receive, answers.receive, form, tag, is_hot=True, quick=quick)]
         for word in KINDS:
             one, its = (f"/v1/messages/{word}",), (f"{GROUP}/{word}",)
             form, handler = all_[word], answers.settler(word, of_group=False)
             of_one = answers.settler(word, of_group=True)
-            routes.append(Route("POST", one, handler, form, tag, is_hot=True))
-            routes.append(Route("POST", its, of_one, of_group(form), tag, is_hot=True))
+            ack = QuickAck(turns) if word == "ack" else None
+            group_ack = QuickAck(turns, of_group=True) if word == "ack" else None
+            routes.append(Route("POST", one, handler, form, tag, True, ack))
+            routes.append(Route("POST", its, of_one, of_group(form), tag, True, group_ack))
         form = all_["settle"]
         return (
             *routes,
