@@ -19,6 +19,8 @@ from millstream.config_file import Problem, read_settings_file
 from millstream.config_groups import GROUP_ROWS
 from millstream.config_kafka import KAFKA_ROWS
 from millstream.config_queues import QUEUE_ROWS
+from millstream.config_retention import RETENTION_ROWS
+from millstream.config_staged import STAGED_ROWS
 from millstream.config_topics import TOPIC_ROWS
 from millstream.errors import SettingInvalid
 from millstream.kinds import (
@@ -157,6 +159,12 @@ class Settings:
     redrives_max: int
     redrive_history_ms: int
     offsets_retention_ms: int | None
+
+    writers_max: int
+    staged_parts_max: int
+    commit_parts_max: int
+    staged_bytes_max: int
+    staged_retention_ms: int
 
     log_level: Literal["debug", "info", "warning", "error"]
     log_format: Literal["json", "pretty", "auto"]
@@ -413,64 +421,14 @@ _DURABILITY = _section(
     ),
 )
 
-_RETENTION = _section(
-    "Retention and compaction",
-    (
-        "retention_age",
-        "retention_age_ms",
-        Duration(SECOND_MS, otherwise="unlimited"),
-        "7d",
-        "How long records are kept, unless their topic says otherwise. A file is removed when "
-        "its newest record is older.",
-    ),
-    (
-        "retention_bytes",
-        "retention_bytes",
-        Size(64 * KIB, unlimited=True),
-        "unlimited",
-        "How many bytes a partition keeps, unless its topic says otherwise. The oldest files are "
-        "removed first.",
-    ),
-    (
-        "retention_check_interval",
-        "retention_check_interval_ms",
-        Duration(100, 24 * HOUR_MS),
-        "5m",
-        "How often the broker looks for files that retention lets it remove. Space is freed that "
-        "much later.",
-    ),
-    (
-        "compaction_interval",
-        "compaction_interval_ms",
-        Duration(100, 7 * 24 * HOUR_MS),
-        "15m",
-        "How often compacted topics are looked at. Longer leaves more outdated records on disk; "
-        "shorter rewrites files more often.",
-    ),
-    (
-        "tombstone_retention",
-        "tombstone_retention_ms",
-        Duration(0),
-        "24h",
-        "How long a compacted topic keeps the mark that a key was deleted. A reader that is "
-        "further behind than this can miss the deletion.",
-    ),
-    (
-        "file_delete_delay",
-        "file_delete_delay_ms",
-        Duration(0, 24 * HOUR_MS),
-        "60s",
-        "How long a file stays on disk after it was retired, for readers that still have it "
-        "listed. Space is freed that much later.",
-    ),
-)
-
+_RETENTION = _section("Retention and compaction", *RETENTION_ROWS)
 _KAFKA = _section("Kafka", *KAFKA_ROWS)
 _QUEUES = _section("Queues", *QUEUE_ROWS)
 
 _TOPICS = _section("Topics", *TOPIC_ROWS)
 _GROUPS = _section("Groups", *GROUP_ROWS)
 _DELIVERY = _section("Work queues", *DELIVERY_ROWS)
+_STAGED = _section("Staged writes", *STAGED_ROWS)
 
 TABLE: tuple[Setting, ...] = (
     _THE_BROKER
@@ -481,6 +439,7 @@ TABLE: tuple[Setting, ...] = (
     + _TOPICS
     + _GROUPS
     + _DELIVERY
+    + _STAGED
     + _DURABILITY
     + _RETENTION
 )

@@ -7,20 +7,8 @@ happened and what to do. Listeners map codes to their own; nobody matches on mes
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-
-class MillstreamError(Exception):
-    """The root. Subclasses set `code` and `retriable`; `fields` go out with the message."""
-
-    code: ClassVar[str] = "internal"
-    retriable: ClassVar[bool] = False
-
-    def __init__(self, message: str, **fields: object) -> None:
-        super().__init__(message)
-        self.message = message
-        self.fields = fields
-
+from millstream.errors_jobs import *  # noqa: F403  all of its classes are part of this tree
+from millstream.errors_root import MillstreamError as MillstreamError  # noqa: PLC0414  and the root
 
 # ---- settings and start
 
@@ -161,6 +149,12 @@ class OffsetOutOfRange(MillstreamError):
     """The offset lies before the log's start or past its end; fields: offset, start, end."""
 
     code = "offset_out_of_range"
+
+
+class SegmentsUnavailable(MillstreamError):
+    """The broker keeps its records in no files, so nobody can be told where they are."""
+
+    code = "segments_unavailable"
 
 
 class LogDamaged(MillstreamError):
@@ -521,65 +515,6 @@ class LaneUnknown(MillstreamError):
     code = "lane_unknown"
 
 
-# ---- dead letters
-
-
-class DeadLetterUnknown(MillstreamError):
-    """There is no dead letter at that place, or not any more; fields: topic, partition, offset."""
-
-    code = "dead_letter_unknown"
-
-
-class RedriveUnknown(MillstreamError):
-    """There is no redrive with that id, or it was over long ago; fields: redrive."""
-
-    code = "redrive_unknown"
-
-
-class RedriveRunning(MillstreamError):
-    """A redrive of the topic's dead letters runs already; fields: topic, redrive."""
-
-    code = "redrive_running"
-
-
-class TooManyRedrives(MillstreamError):
-    """As many redrives run as may; fields: limit."""
-
-    code = "too_many_redrives"
-
-
-class DelayInvalid(MillstreamError):
-    """A delay that is negative or too long, a time too far off, or both; fields: record."""
-
-    code = "delay_invalid"
-
-
-class ScheduleUnknown(MillstreamError):
-    """There is no such schedule, or it has been over for long; fields: topic, partition, offset, or
-    name."""
-
-    code = "schedule_unknown"
-
-
-class ScheduleOver(MillstreamError):
-    """The schedule has fired, was cancelled or has expired before; fields: state."""
-
-    code = "schedule_over"
-
-
-class ScheduleInvalid(MillstreamError):
-    """A named schedule that cannot be kept as it was given: its name, its times or its zone."""
-
-    code = "schedule_invalid"
-
-
-class TooManySchedules(MillstreamError):
-    """As many as are allowed are pending; fields: limit."""
-
-    code = "too_many_schedules"
-    retriable = True
-
-
 # ---- queues
 
 
@@ -639,3 +574,110 @@ class SnapshotFailed(MillstreamError):
 
     code = "snapshot_failed"
     retriable = True
+
+
+# ---- Spark
+
+
+class OptionInvalid(MillstreamError):
+    """An option of the data source that does not exist, or has a wrong value; fields: option,
+    value."""
+
+    code = "option_invalid"
+
+
+class ColumnInvalid(MillstreamError):
+    """A column that the sink does not have, or of a wrong type; fields: column."""
+
+    code = "column_invalid"
+
+
+class RowInvalid(MillstreamError):
+    """A row that cannot be a record; fields: row, topic."""
+
+    code = "row_invalid"
+
+
+class SaveModeInvalid(MillstreamError):
+    """A write that is to replace what is in a topic."""
+
+    code = "save_mode_invalid"
+
+
+class WriterAhead(MillstreamError):
+    """A stream's checkpoint is older than what the stream has written; fields: writer, batch,
+    last."""
+
+    code = "writer_ahead"
+
+
+class WriterNameless(MillstreamError):
+    """Spark did not say for which query and micro-batch a task writes."""
+
+    code = "writer_nameless"
+
+
+class DataLost(MillstreamError):
+    """Records that a query was to read are gone; fields: topic, partition, first, last, where they
+    are known."""
+
+    code = "data_lost"
+
+
+class ValueInvalid(MillstreamError):
+    """A record's value that is not what its reader was told it is; fields: topic, partition,
+    offset."""
+
+    code = "value_invalid"
+
+
+class KafkaRefused(MillstreamError):
+    """A broker refused a request of the Kafka protocol; fields: kafka_code, kafka_error."""
+
+    code = "kafka_refused"
+
+
+class KafkaAnswerInvalid(MillstreamError):
+    """What answers at an address does not speak the Kafka protocol; fields: server."""
+
+    code = "kafka_answer_invalid"
+
+
+# ---- Spark
+
+
+class JavaNotFound(MillstreamError):
+    """Spark runs on Java, and there is none that is new enough; fields: passed_over."""
+
+    code = "java_not_found"
+
+
+class PipelineUnknown(MillstreamError):
+    """There is no pipeline of that name, or no such file or function; fields: pipeline."""
+
+    code = "pipeline_unknown"
+
+
+class PipelineInvalid(MillstreamError):
+    """What was named is no pipeline, or what a run left behind cannot be read; fields: pipeline."""
+
+    code = "pipeline_invalid"
+
+
+class PipelineRunning(MillstreamError):
+    """A run of that name goes on already; fields: name."""
+
+    code = "pipeline_running"
+
+
+class PipelineFailed(MillstreamError):
+    """A query of a pipeline ended with an error of Spark, or of the source or sink; fields: name,
+    part."""
+
+    code = "pipeline_failed"
+
+
+class ArchiveInvalid(MillstreamError):
+    """An archive is not there, cannot be read, or lacks records; fields: archive."""
+
+    code = "archive_invalid"

@@ -69,6 +69,7 @@ _SECTIONS = {
     "groups": "Groups",
     "work queues": "Work queues",
     "dead letters": "Dead letters",
+    "staged writes": "Staged writes",
     "sequential consumers": "Sequential consumers",
     "admin": "Administration",
     "messages": "Messages of queues",

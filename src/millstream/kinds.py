@@ -58,6 +58,14 @@ class Address:
         except ValueError:
             return False
 
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether it means every address of this machine."""
+        try:
+            return ipaddress.ip_address(self.host).is_unspecified
+        except ValueError:
+            return False
+
 
 @dataclass(frozen=True, slots=True)
 class Size:

@@ -27,6 +27,7 @@ from millstream.broker.queues import DEFAULT_QUEUE, QueueLimits, Queues
 from millstream.broker.redrive_jobs import RedriveOptions
 from millstream.broker.schedules import ScheduleOptions
 from millstream.broker.snapshots import Snapshots
+from millstream.broker.staged_values import StagedOptions
 from millstream.broker.timers import Timers
 from millstream.broker.topic_settings import TopicDefaults
 from millstream.broker.topics import TopicLimits
@@ -60,7 +61,8 @@ from millstream.observe.logs import configure_logs, get_logger
 from millstream.observe.metrics import Metrics, families
 from millstream.observe.queues import queue_metrics
 from millstream.observe.schedules import schedule_metrics
-from millstream.observe.status import Status
+from millstream.observe.staged import staged_metrics
+from millstream.observe.status import Status, Whereabouts
 from millstream.observe.topics import topic_metrics
 from millstream.process import bind, lock_owner, notify_systemd, raise_open_files
 
@@ -135,9 +137,9 @@ def read_certificates(settings: Settings) -> Certificates | None:
     return Certificates(settings.tls_cert, settings.tls_key)
 
 
-def _address_of(bound: socket.socket) -> str:
+def _bound_to(bound: socket.socket) -> Address:
     host, port = bound.getsockname()[:2]
-    return str(Address(host, port))
+    return Address(host, port)
 
 
 def broker_options(settings: Settings) -> BrokerOptions:
@@ -167,6 +169,13 @@ def broker_options(settings: Settings) -> BrokerOptions:
         delivery=delivery_options(settings),
         redrive=RedriveOptions(settings.redrives_max, settings.redrive_history_ms),
         schedules=ScheduleOptions(settings.schedules_max),
+        staged=StagedOptions(
+            writers_max=settings.writers_max,
+            parts_max=settings.staged_parts_max,
+            commit_parts_max=settings.commit_parts_max,
+            bytes_max=settings.staged_bytes_max,
+            retention_ms=settings.staged_retention_ms,
+        ),
     )
 
 
@@ -348,6 +357,7 @@ class Server:
         self._metrics.register(lambda: delivery_metrics(broker.delivery))
         self._metrics.register(lambda: dead_letter_metrics(broker, self._settings.metrics_topics))
         self._metrics.register(lambda: schedule_metrics(broker.schedules, broker.named_schedules))
+        self._metrics.register(lambda: staged_metrics(broker.staged_writes))
         if "metrics" in listeners:
             await listeners["metrics"].start()
         try:
@@ -441,12 +451,23 @@ class Server:
             for taken in bound.values():
                 taken.close()
             raise
+        self._status.whereabouts = self._whereabouts(bound)
         makers: dict[str, Callable[[socket.socket], Listener]] = {
             "http": lambda taken: self._http_listener(taken, broker),
             "kafka": lambda taken: self._kafka_listener(taken, engine, broker),
             "metrics": lambda taken: self._metrics_listener(taken, broker),
         }
         return {name: makers[name](taken) for name, taken in bound.items()}
+
+    def _whereabouts(self, bound: dict[str, socket.socket]) -> Whereabouts:
+        settings = self._settings
+        found = {name: _bound_to(taken) for name, taken in bound.items()}
+        return Whereabouts(
+            http=found.get("http"),
+            kafka=(settings.kafka_advertised or found["kafka"]) if "kafka" in found else None,
+            is_secure=self._certificates is not None,
+            data_directory=os.path.abspath(settings.data),
+        )
 
     def _kafka_listener(
         self, bound: socket.socket, engine: Engine, broker: Broker
@@ -461,7 +482,8 @@ class Server:
             broker,
             LoopTurns(asyncio.get_running_loop()),
             settings,
-            address=_address_of(bound),
+            address=str(_bound_to(bound)),
+            http=self._status.whereabouts.http,
             connections_max=settings.kafka_connections_max or max(1, self._connections_max // 2),
             tls=certificates.context if certificates is not None else None,
         )
@@ -514,7 +536,7 @@ class Server:
             app,
             bound,
             name=guard.listener,
-            address=_address_of(bound),
+            address=str(_bound_to(bound)),
             lane=lane,
             tls=tls,
             connections_max=connections_max,

@@ -14,6 +14,7 @@ from millstream.broker.delivery import Delivery, DeliveryParts
 from millstream.broker.delivery_values import DeliveryOptions
 from millstream.broker.idempotency import Idempotency
 from millstream.broker.lanes import Lanes
+from millstream.broker.manifests import Manifests
 from millstream.broker.named_schedules import NamedSchedules
 from millstream.broker.publishing import Publisher
 from millstream.broker.reading import Reader
@@ -22,6 +23,8 @@ from millstream.broker.redrive_jobs import RedriveOptions
 from millstream.broker.schedules import ScheduleOptions, Schedules
 from millstream.broker.sealed_batches import SealedBatches
 from millstream.broker.share_sessions import ShareSessions
+from millstream.broker.staged_values import StagedOptions
+from millstream.broker.staged_writes import StagedParts, StagedWrites
 from millstream.broker.surroundings import Surroundings
 from millstream.broker.topic_settings import TopicDefaults
 from millstream.broker.topics import TopicLimits, Topics
@@ -64,6 +67,7 @@ class BrokerOptions:
     delivery: DeliveryOptions = field(default_factory=DeliveryOptions)
     redrive: RedriveOptions = field(default_factory=RedriveOptions)
     schedules: ScheduleOptions = field(default_factory=ScheduleOptions)
+    staged: StagedOptions = field(default_factory=StagedOptions)
 
 
 @dataclass(slots=True)
@@ -97,6 +101,8 @@ class Broker:
     share_sessions: ShareSessions
     schedules: Schedules
     named_schedules: NamedSchedules
+    staged_writes: StagedWrites
+    manifests: Manifests
 
     async def start(self) -> None:
         """After the engine: every view as it was, before any listener opens."""
@@ -115,12 +121,14 @@ class Broker:
         self.redrive.start()
         yield self.schedules.start()
         self.named_schedules.start()
+        yield self.staged_writes.start()
         self.idempotency.start()
         self.view_snapshots.start()
 
     def stop(self) -> None:
         """Before the engine: what is under way ends with it."""
         self.redrive.stop()
+        self.staged_writes.stop()
         self.schedules.stop()
         self.named_schedules.stop()
         self.delivery.stop()
@@ -162,14 +170,10 @@ def make_broker(
     dead_letters = DeadLetters(around)
     marks = DeadLetterMarks(engine, around)
     reading = DeadLetterReading(marks)
-    parts = DeliveryParts(
-        engine,
-        consuming.groups,
-        consuming.group_offsets,
-        Lanes(engine, topics, clock, turns),
-        dead_letters,
-    )
+    lanes = Lanes(engine, topics, clock, turns)
+    parts = DeliveryParts(engine, consuming.groups, consuming.group_offsets, lanes, dead_letters)
     delivery = Delivery(around, parts, options.delivery, random_hex)
+    staged = StagedParts(schedules, traffic, options.staged, random_hex)
     return Broker(
         queues=queues,
         snapshots=snapshots,
@@ -199,4 +203,6 @@ def make_broker(
         redrive=Redrive(marks, reading, options.redrive, random_hex),
         schedules=schedules,
         named_schedules=NamedSchedules(around),
+        staged_writes=StagedWrites(engine, around, staged),
+        manifests=Manifests(engine, around),
     )

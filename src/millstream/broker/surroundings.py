@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from millstream.engine.pending import Pending
+
 if TYPE_CHECKING:
     from millstream.broker.reading import Reader
     from millstream.broker.timers import Timers
@@ -22,3 +24,9 @@ class Surroundings:
     clock: Clock
     timers: Timers
     turns: Turns
+
+    def breath(self) -> Pending[None]:
+        """Done in the next turn: others have theirs first."""
+        pending: Pending[None] = Pending()
+        self.turns.soon(lambda: pending.succeed(None))
+        return pending

@@ -35,6 +35,7 @@ from millstream.client.threads import LoopThread, blocking, iterate, next_of
 from millstream.client.topics import Acks, Topics
 from millstream.client.values import Received
 from millstream.client.worker import WorkerStatistics
+from millstream.client.writers import Writers
 from millstream.errors import ClientClosed
 from millstream.wire.places import DEFAULT_SERVER
 
@@ -114,6 +115,21 @@ class BlockingSchedules:
     get = blocking(Schedules.get)
     delete = blocking(Schedules.delete)
     list = blocking(Schedules.list)
+
+
+class BlockingWriters:
+    """As `AsyncClient.writers`."""
+
+    def __init__(self, thread: LoopThread, inner: Writers) -> None:
+        self.thread = thread
+        self.inner = inner
+
+    stage = blocking(Writers.stage)
+    commit = blocking(Writers.commit)
+    abort = blocking(Writers.abort)
+    get = blocking(Writers.get)
+    forget = blocking(Writers.forget)
+    list = blocking(Writers.list)
 
 
 class BlockingDeadLetters:
@@ -225,6 +241,7 @@ class Client:
         self.groups = BlockingGroups(self.thread, self.inner.groups)
         self.dead_letters = BlockingDeadLetters(self.thread, self.inner.dead_letters)
         self.schedules = BlockingSchedules(self.thread, self.inner.schedules)
+        self.writers = BlockingWriters(self.thread, self.inner.writers)
 
         self._producers: WeakSet[BlockingProducer] = WeakSet()
 

@@ -32,6 +32,7 @@ from millstream.client.transport import Transport
 from millstream.client.values import Delay, HeaderMap, Key, Place, Received, Value, When
 from millstream.client.work import RECEIVE_MAX, Work
 from millstream.client.worker import H, Worker, Workers, WorkerStatistics
+from millstream.client.writers import Writers
 from millstream.errors import ParameterInvalid
 from millstream.wire.leases import Settle
 from millstream.wire.places import DEFAULT_SERVER
@@ -69,6 +70,7 @@ class AsyncClient:
         self._leases = LeaseCalls(self._transport)
         self._workers = Workers()
         self.schedules = Schedules(self._transport)
+        self.writers = Writers(self._transport)
         # Those that nobody holds any more have nothing to close.
         self._made: WeakSet[Producer | Consumer | Work] = WeakSet()
 

@@ -15,7 +15,15 @@ from millstream.engine.changes import Changes
 from millstream.engine.commit import Committer, as_known
 from millstream.engine.operations import Append, Atomic, Note
 from millstream.engine.pending import Pending
-from millstream.engine.protocol import Capabilities, Extent, Health, Metric, Offsets
+from millstream.engine.protocol import (
+    Capabilities,
+    Extent,
+    Files,
+    Health,
+    Metric,
+    Offsets,
+    SegmentFile,
+)
 from millstream.engine.scheduler import LoopScheduler, Scheduler
 from millstream.engine.slices import Slices
 from millstream.engine.upkeep import Upkeep, UpkeepSettings
@@ -411,6 +419,16 @@ class LocalEngine:
         # With what is still in the journal alone.
         size = partition.size_bytes - partition.active.size + partition.tail
         return Extent(size, len(partition.segments), partition.leader_epoch)
+
+    def files(self, id: PartitionId) -> Files | None:
+        partition = self._running().partition(id)
+        segments, end = partition.readable_segments()
+        found = [
+            SegmentFile(os.path.basename(segment.path) + ".log", segment.base_offset, size, sealed)
+            for segment, size, sealed in segments
+        ]
+        directory = os.path.dirname(partition.directory)
+        return Files(directory, partition.start_offset, end, partition.leader_epoch, found)
 
     def leader_epoch(self, id: PartitionId) -> int:
         return self._running().partition(id).leader_epoch

@@ -38,7 +38,7 @@ from millstream.log.store import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from millstream.engine.protocol import Part
+    from millstream.engine.protocol import Files, Part
     from millstream.log.batch import Data, Header
     from millstream.log.view_snapshot import ViewSnapshot
 
@@ -232,6 +232,10 @@ class MemoryEngine:
     def extent(self, id: PartitionId) -> Extent:
         """No files, and one start."""
         return Extent(sum(len(one.data) for one in self._partition(id).log), 0, 0)
+
+    def files(self, id: PartitionId) -> Files | None:
+        self._partition(id)
+        return None
 
     def leader_epoch(self, id: PartitionId) -> int:
         self._partition(id)

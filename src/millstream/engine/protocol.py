@@ -39,6 +39,28 @@ class Extent(NamedTuple):
     leader_epoch: int
 
 
+class SegmentFile(NamedTuple):
+    """A file of a partition: in it are batches, one after the other."""
+
+    name: str
+    base_offset: int
+    # Whole batches; what lies behind them is not to be read.
+    bytes: int
+    # One that is sealed does not grow.
+    is_sealed: bool
+
+
+class Files(NamedTuple):
+    """The files that hold a partition, as of now."""
+
+    # Of the topic; each partition has a folder in it, by its number.
+    directory: str
+    start: int
+    high_watermark: int
+    leader_epoch: int
+    segments: list[SegmentFile]
+
+
 class Health(NamedTuple):
     ok: bool
     reason: str | None
@@ -112,6 +134,10 @@ class Engine(Protocol):
     def offsets(self, id: PartitionId) -> Offsets: ...
 
     def extent(self, id: PartitionId) -> Extent: ...
+
+    def files(self, id: PartitionId) -> Files | None:
+        """What a reader of files has to know; None where records are in none."""
+        ...
 
     def leader_epoch(self, id: PartitionId) -> int:
         """Who leads the partition, counted by starts."""

@@ -398,6 +398,20 @@ class Partition(End):
                 return first.segment, first.position, first.base_offset
         return *self.visible, self.high_watermark
 
+    def readable_segments(self) -> tuple[list[tuple[Segment, int, bool]], int]:
+        """Segments with the bytes that may be read, and whether they are sealed; and the offset
+        up to which all of that goes."""
+        visible, position, limit = self._readable()
+        found: list[tuple[Segment, int, bool]] = []
+        for segment in self.segments:
+            if segment is visible:
+                found.append((segment, position, False))
+                break
+            if segment.base_offset >= limit:
+                break
+            found.append((segment, segment.size, segment.sealed))
+        return found, limit
+
     def time_segments(self, timestamp: int) -> list[tuple[Segment, int]]:
         """The segments that may hold the first record at or after a time, each with its end."""
         visible, position, limit = self._readable()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from millstream.clock import Clock
+    from millstream.kinds import Address
 
 Phase = Literal["starting", "ready", "draining"]
 
@@ -31,6 +32,16 @@ class Health(Protocol):
     def reason(self) -> str | None: ...
 
 
+@dataclass(slots=True)
+class Whereabouts:
+    """Where the broker is: how clients come to it, as addresses, and where its data lies."""
+
+    http: Address | None = None
+    kafka: Address | None = None
+    is_secure: bool = False
+    data_directory: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Healthy:
     """Nothing is wrong."""
@@ -42,7 +53,7 @@ class Healthy:
 class Status:
     """One a broker; the server moves it along, listeners and metrics read it."""
 
-    __slots__ = ("_clock", "_started", "health", "node_id", "notes", "phase")
+    __slots__ = ("_clock", "_started", "health", "node_id", "notes", "phase", "whereabouts")
 
     def __init__(self, *, node_id: int, clock: Clock) -> None:
         self.node_id = node_id
@@ -51,6 +62,7 @@ class Status:
         self.health: Callable[[], Health] = Healthy
         # What else there is to know; nothing in it makes the broker unhealthy.
         self.notes: Callable[[], dict[str, object]] = dict
+        self.whereabouts = Whereabouts()
         self._clock = clock
         self._started = clock.monotonic()
 

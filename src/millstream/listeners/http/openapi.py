@@ -57,6 +57,7 @@ TAGS = [
     {"name": "groups", "description": "Share a topic among members, and remember how far it is."},
     {"name": "work queues", "description": "Receive from topics by lease, and settle."},
     {"name": "dead letters", "description": "Look at what failed for good, and put it back."},
+    {"name": "staged writes", "description": "What many tasks write appears as a whole, once."},
     {"name": "admin", "description": "The broker as a whole."},
     {"name": "health", "description": "For whoever watches the broker."},
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import millstream
 from millstream.broker.delivery_values import DeliveryOptions
 from millstream.listeners.http import (
     dead_letter_forms,
@@ -12,29 +11,27 @@ from millstream.listeners.http import (
     group_forms,
     schedule_forms,
     topic_forms,
+    writer_forms,
 )
-from millstream.listeners.http.answer import Answer
 from millstream.listeners.http.batch_answers import BatchAnswers
-from millstream.listeners.http.bodies import json_of
+from millstream.listeners.http.cluster_answers import CLUSTER, MANIFEST, ClusterAnswers
 from millstream.listeners.http.consumer_answers import ConsumerAnswers
 from millstream.listeners.http.dead_letter_answers import DeadLetterAnswers, DeadLetterParts
 from millstream.listeners.http.delivery_answers import KINDS, DeliveryAnswers
 from millstream.listeners.http.group_answers import GroupAnswers
 from millstream.listeners.http.named_answers import NamedAnswers
-from millstream.listeners.http.parameters import Parameters
 from millstream.listeners.http.publish_quick import QuickPublish
 from millstream.listeners.http.read_answers import Readings
 from millstream.listeners.http.read_streams import Streams
-from millstream.listeners.http.route import JSON_MEDIA, Form, Reply, Route
+from millstream.listeners.http.route import Route
 from millstream.listeners.http.schedule_answers import ScheduleAnswers
-from millstream.listeners.http.schemas import BOOLEAN, NUMBER, array, shown, text, whole
 from millstream.listeners.http.topic_answers import TopicAnswers
 from millstream.listeners.http.waits import Waits
 from millstream.listeners.http.work_quick import QuickAck, QuickReceive
+from millstream.listeners.http.writer_answers import WriterAnswers
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
-    from millstream.listeners.http.route import Call
     from millstream.observe.status import Status
 
 TOPIC = "/v1/topics/{topic}"
@@ -47,25 +44,8 @@ DEAD_LETTERS = TOPIC + "/dead-letters"
 DEAD_LETTER = DEAD_LETTERS + "/{partition}/{offset}"
 REDRIVE = "/v1/redrives/{redrive}"
 
-CLUSTER = Form(
-    "The brokers, and what they hold",
-    {
-        200: Reply(
-            "This broker: it stands alone.",
-            {
-                JSON_MEDIA: shown(
-                    "Cluster",
-                    cluster=shown("ClusterFacts", nodes=whole(1), topics=whole(),
-                                  partitions=whole()),
-                    nodes=array(
-                        shown("Node", node_id=whole(), state=text(), version=text(),
-                              uptime_seconds=NUMBER, is_leader=BOOLEAN)
-                    ),
-                )
-            },
-        )
-    },
-)  # fmt: skip
+WRITER = "/v1/writers/{writer}"
+BATCH = WRITER + "/batches/{batch}"
 
 
 class Bounds(NamedTuple):
@@ -81,11 +61,10 @@ class Bounds(NamedTuple):
 class V1:
     """The routes, made from a broker. `drain` ends what waits."""
 
-    __slots__ = ("_broker", "_status", "routes", "waits")
+    __slots__ = ("_broker", "routes", "waits")
 
     def __init__(self, broker: Broker, status: Status, bounds: Bounds) -> None:
         self._broker = broker
-        self._status = status
         self.waits = Waits()
         self.routes: tuple[Route, ...] = (
             *self._topic_routes(bounds.partitions_max),
@@ -95,13 +74,15 @@ class V1:
             *self._schedule_routes(),
             *self._delivery_routes(bounds.delivery),
             *self._dead_letter_routes(),
-            Route("GET", ("/v1/admin/cluster",), self._cluster, CLUSTER, "admin"),
+            *self._writer_routes(),
+            *self._cluster_routes(status),
         )
 
     def drain(self) -> None:
         self._broker.groups.drain()
         self._broker.delivery.drain()
         self._broker.redrive.drain()
+        self._broker.staged_writes.drain()
         self.waits.drain()
 
     def _topic_routes(self, partitions_max: int) -> tuple[Route, ...]:
@@ -234,15 +215,22 @@ class V1:
             Route("DELETE", (SCHEDULE,), named.delete, forms.NAMED_DELETE, tag),
         )
 
-    def _cluster(self, call: Call) -> Answer:
-        Parameters(call.query, ())
-        topics, status = self._broker.topics, self._status
-        facts = {"nodes": 1, "topics": len(topics), "partitions": topics.partitions_total}
-        node = {
-            "node_id": status.node_id,
-            "state": status.phase,
-            "version": millstream.__version__,
-            "uptime_seconds": round(status.uptime_seconds, 3),
-            "is_leader": True,
-        }
-        return json_of({"cluster": facts, "nodes": [node]})
+    def _writer_routes(self) -> tuple[Route, ...]:
+        forms, tag = writer_forms, "staged writes"
+        answers = WriterAnswers(self._broker.staged_writes, self.waits)
+        return (
+            Route("POST", (BATCH + "/parts",), answers.stage, forms.STAGE, tag, is_hot=True),
+            Route("POST", (BATCH + "/commit",), answers.commit, forms.COMMIT, tag, is_hot=True),
+            Route("POST", (BATCH + "/abort",), answers.abort, forms.ABORT, tag),
+            Route("GET", ("/v1/writers",), answers.list, forms.LIST, tag),
+            Route("GET", (WRITER,), answers.get, forms.GET, tag),
+            Route("DELETE", (WRITER,), answers.forget, forms.FORGET, tag),
+        )
+
+    def _cluster_routes(self, status: Status) -> tuple[Route, ...]:
+        answers = ClusterAnswers(self._broker, status)
+        manifest = (TOPIC + "/manifest",)
+        return (
+            Route("GET", manifest, answers.manifest, MANIFEST, "topic messages"),
+            Route("GET", ("/v1/admin/cluster",), answers.cluster, CLUSTER, "admin"),
+        )

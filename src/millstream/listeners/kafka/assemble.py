@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from millstream.broker.turns import Turns
     from millstream.config import Settings
     from millstream.engine.protocol import Engine
+    from millstream.kinds import Address
     from millstream.listeners.kafka.apis import Api
 
 
@@ -67,6 +68,7 @@ def kafka_listener(
     settings: Settings,
     *,
     address: str,
+    http: Address | None,
     connections_max: int,
     tls: ssl.SSLContext | None,
 ) -> KafkaListener:
@@ -88,6 +90,8 @@ def kafka_listener(
         broker_configs=broker_configs(
             (row, getattr(settings, row.attribute), settings.origins[row.name]) for row in TABLE
         ),
+        http=http,
+        is_secure=tls is not None,
     )
     shared.table.update(every_api(context))
     return KafkaListener(shared, bound, address=address, connections_max=connections_max, tls=tls)

@@ -17,7 +17,13 @@ from millstream.engine.pending import Pending, follow
 from millstream.errors import MillstreamError
 from millstream.listeners.kafka.apis import Api, control
 from millstream.listeners.kafka.codes import message_of
-from millstream.listeners.kafka.configs import Config, describe, read_configs, set_for
+from millstream.listeners.kafka.configs import (
+    Config,
+    describe,
+    read_configs,
+    set_for,
+    with_http,
+)
 from millstream.wire.kafka.codes import Code
 
 if TYPE_CHECKING:
@@ -65,7 +71,7 @@ def _describe(context: Context, call: Call, asked: Any) -> Any:
         code, message = Code.NONE, None
         configs: list[Config] = []
         try:
-            configs = _of(context, one)
+            configs = _of(context, call, one)
         except MillstreamError as error:
             code, message = context.code(error), message_of(error)
         except _NoResource as error:
@@ -91,14 +97,14 @@ class _NoResource(Exception):
     """Configs of something that has none here."""
 
 
-def _of(context: Context, resource: Any) -> list[Config]:
+def _of(context: Context, call: Call, resource: Any) -> list[Config]:
     if resource.resource_type == TOPIC:
         return describe(context.broker.topics.get(resource.resource_name))
     if resource.resource_type != BROKER:
         raise _NoResource(f"there are no configs of resources of type {resource.resource_type}")
     if resource.resource_name not in ("", str(context.node_id)):
         raise _NoResource(f"there is one broker, {context.node_id}")
-    return context.broker_configs
+    return with_http(context.broker_configs, context.http_url(call))
 
 
 def _shown(config: Config, with_synonyms: bool, with_about: bool) -> Any:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from millstream.config import Setting
 
 OWN_PREFIX = "millstream."
+HTTP = OWN_PREFIX + "http"
 
 # Of Kafka: what a value is.
 BOOLEAN, STRING, INT, LONG, DOUBLE, LIST = 1, 2, 3, 5, 6, 7
@@ -224,6 +225,16 @@ def broker_configs(in_force: Iterable[tuple[Setting, object, str]]) -> list[Conf
         found.append(Config(name, shown, kind, sources[ours], True, f"The setting {ours}."))
     found.append(_advertised(values, sources))
     return sorted(found)
+
+
+def with_http(configs: Iterable[Config], url: str | None) -> list[Config]:
+    """The setting `http` as the URL by which a client finds it; without it, where there is none.
+    So a client of Kafka's protocol learns that this is a broker of ours, and where the rest is."""
+    return [
+        one if one.name != HTTP else one._replace(value=url or "")
+        for one in configs
+        if one.name != HTTP or url is not None
+    ]
 
 
 def _advertised(values: Mapping[str, object], sources: Mapping[str, int]) -> Config:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from millstream.broker.manifests import cluster_id
+from millstream.kinds import Address
 from millstream.listeners.kafka.codes import OF_COORDINATOR, code_of
 from millstream.wire.kafka.codes import Code
 
@@ -13,13 +14,9 @@ if TYPE_CHECKING:
     from millstream.broker.broker import Broker
     from millstream.broker.turns import Turns
     from millstream.engine.protocol import Engine
-    from millstream.kinds import Address
     from millstream.listeners.kafka.apis import Call
     from millstream.listeners.kafka.configs import Config
     from millstream.listeners.kafka.connection import Shared
-
-# The topic whose UUID is the cluster's: every data directory has its own.
-CLUSTER_TOPIC = "__topics"
 
 
 @dataclass(slots=True)
@@ -34,19 +31,27 @@ class Context:
     fetch_bytes_max: int = 55 * 1024 * 1024
     # Its settings, as Kafka shows them.
     broker_configs: list[Config] = field(default_factory=list)
+    # Where HTTP is served, and whether with TLS: by it clients find what Kafka has no word for.
+    http: Address | None = None
+    is_secure: bool = False
     _cluster_id: str = field(default="", init=False)
 
     @property
     def cluster_id(self) -> str:
-        """As Kafka writes one: 16 bytes in base64, without padding."""
         if not self._cluster_id:
-            uuid = next(one.uuid for one in self.engine.topics() if one.name == CLUSTER_TOPIC)
-            self._cluster_id = base64.urlsafe_b64encode(uuid).rstrip(b"=").decode()
+            self._cluster_id = cluster_id(self.engine)
         return self._cluster_id
 
     def place(self, call: Call) -> Address:
         """Where this broker is, for a client."""
         return self.advertised or call.here
+
+    def http_url(self, call: Call) -> str | None:
+        """Where HTTP is, for a client; None where it is not served."""
+        if self.http is None:
+            return None
+        host = self.place(call).host if self.http.is_everywhere else self.http.host
+        return f"{'https' if self.is_secure else 'http'}://{Address(host, self.http.port)}"
 
     def code(self, error: BaseException) -> Code:
         """Of an error that goes into an answer; counted."""
