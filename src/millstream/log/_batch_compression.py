@@ -34,7 +34,8 @@ _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_START = _XERIAL_MAGIC + b"\x00\x00\x00\x01" * 2
 _XERIAL_BLOCK_BYTES = 32 * 1024
 
-# A first guess at how far a body grows; a wrong one costs a second attempt, with the full limit.
+# A first guess at how far a body grows, and how much larger the next one is when it was wrong. The
+# limit at once would be megabytes of zeros for every small batch that shrank well.
 _GROWTH_GUESS = 8
 _GUESS_BYTES_MIN = 16 * 1024
 # What a full output buffer looks like; the library has no type of its own for it.
@@ -67,10 +68,11 @@ def decompress(code: int, body: Data, bytes_max: int) -> Data:
         into = _INTO.get(code)
         if into is None:
             raise BatchCompressionInvalid(f"there is no compression with the code {code}")
-        guess = min(bytes_max, max(_GUESS_BYTES_MIN, len(body) * _GROWTH_GUESS))
-        inflated = _decompress_into(into, body, guess)
-        if inflated is None and guess < bytes_max:
-            inflated = _decompress_into(into, body, bytes_max)
+        size = min(bytes_max, max(_GUESS_BYTES_MIN, len(body) * _GROWTH_GUESS))
+        inflated = _decompress_into(into, body, size)
+        while inflated is None and size < bytes_max:
+            size = min(bytes_max, size * _GROWTH_GUESS)
+            inflated = _decompress_into(into, body, size)
     except cramjam.DecompressionError as error:
         raise BatchCompressionInvalid(f"the records do not decompress: {error}") from None
     if inflated is None:
