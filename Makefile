@@ -22,8 +22,8 @@ PINS := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	PIP_DISABLE_PIP_VERSION_CHECK=1
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-compiled test-pure test-faults test-clients test-soak fuzz check \
-	format docs bench kafka-peer audit clean
+.PHONY: help install run demo test test-compiled test-pure test-faults test-clients test-soak fuzz \
+	check format docs bench kafka-peer spark-kafka-jars audit clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -32,6 +32,9 @@ install: $(SERVER)  ## set up .venv with what a broker needs; leaves .venv/bin/m
 
 run: $(SERVER)  ## start a broker with its data in ./data
 	$(BIN)/mill serve --data $(DATA)
+
+demo: $(DEV)  ## a broker, orders, workers and Spark at work, for two minutes
+	$(BIN)/python examples/demo
 
 test: test-compiled test-pure  ## the tests, then those of the twins on their pure side
 
@@ -76,6 +79,9 @@ bench: $(DEV)  ## measure the log against its peers
 
 kafka-peer: $(DEV)  ## fetch an Apache Kafka for `mill bench kafka` to compare with
 	$(BIN)/python -m bench.kafka_peer
+
+spark-kafka-jars: $(DEV)  ## fetch Spark's own Kafka connector for `mill bench spark`
+	$(BIN)/python -m bench.spark_connector
 
 audit: $(DEV)  ## known vulnerabilities in the pinned versions
 	@.ci/audit $(BIN)

@@ -30,6 +30,7 @@ NOUNS = {
     "schedule": ("millstream.cli.schedule", "Records that are to appear later, or again."),
     "dlq": ("millstream.cli.dlq", "The dead letters of a running broker."),
     "work": ("millstream.cli.work", "Run a program for each record of a topic."),
+    "pipeline": ("millstream.cli.pipeline", "Programs on Spark that read and write topics."),
     "log": ("millstream.cli.log", "Check, read and repair a data directory, without a broker."),
     "bench": ("millstream.cli.bench", "Measure this machine, against peers in the same run."),
 }
@@ -42,6 +43,8 @@ EXIT_USAGE = 2
 SERVER_PACKAGES = frozenset(
     ("fastapi", "httptools", "prometheus_client", "structlog", "uvicorn", "uvloop")
 )
+# The same for `millstream[spark]`.
+SPARK_PACKAGES = frozenset(("pyspark", "pyarrow", "pandas", "matplotlib", "grpc"))
 
 
 class LazyGroup(TyperGroup):
@@ -96,11 +99,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except MillstreamError as error:
         _fail(error, EXIT_FAILED)
     except ModuleNotFoundError as error:
-        if error.name not in SERVER_PACKAGES:
+        if error.name not in SERVER_PACKAGES | SPARK_PACKAGES:
             raise
+        extra = "spark" if error.name in SPARK_PACKAGES else "server"
         print(
             f"mill: this command needs the package {error.name}, which is not installed; "
-            "pip install 'millstream[server]'",
+            f"pip install 'millstream[{extra}]'",
             file=sys.stderr,
         )
         sys.exit(EXIT_FAILED)

@@ -1,0 +1,260 @@
+"""What a pipeline is given when it runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from millstream.client import Client
+from millstream.errors import PipelineFailed
+from millstream.spark.pipelines.options import Options
+from millstream.spark.pipelines.progress import Progress
+from millstream.spark.pipelines.state import QueryState, Status
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+FORMAT = "millstream"
+# How often a run looks how far its queries are. A query that ends is noticed at once.
+LOOK_S = 0.25
+
+
+@dataclass(slots=True)
+class Context:
+    """A session, the options, and ways to read topics and to run queries.
+
+    `checkpoint` is where Spark keeps how far it is, `directory` the run's own folder on this
+    machine. `name` is that of the run: it makes the names of its group and of its writers.
+    """
+
+    spark: SparkSession
+    name: str
+    options: Options
+    server: str
+    ca: str | None
+    directory: Path
+    checkpoint: str
+    group: str
+    records_max: int
+    progress: Progress
+    status: Status
+    save: Callable[[Status], None]
+    is_continuous: bool = False
+    # Between two micro-batches of a continuous run: as soon as there is something, by default.
+    every: str | None = None
+    # A signal that ends the run in order.
+    is_stopping: Callable[[], bool] = lambda: False
+    connect: Callable[[], Client] | None = None
+    _watched: dict[str, _Watched] = field(default_factory=dict)
+
+    # ---- reading
+
+    def read(self, *topics: str, **options: str) -> DataFrame:
+        """Records of topics as they come: a streaming frame.
+
+        The first run begins with the oldest record, later ones where the one before ended. How far
+        it is, is committed to the group, so that its lag is seen where all lag is seen.
+        """
+        given = {
+            "groupId": self.group,
+            "startingOffsets": "earliest",
+            "maxOffsetsPerTrigger": str(self.records_max),
+        }
+        reader = self.spark.readStream.format(FORMAT)
+        return reader.options(**self.source_options(*topics), **(given | options)).load()
+
+    def table(self, *topics: str, **options: str) -> DataFrame:
+        """All records that topics have now, as a frame that ends."""
+        reader = self.spark.read.format(FORMAT)
+        return reader.options(**self.source_options(*topics), **options).load()
+
+    def source_options(self, *topics: str) -> dict[str, str]:
+        return self.broker_options() | ({"subscribe": ",".join(topics)} if topics else {})
+
+    def broker_options(self) -> dict[str, str]:
+        return {"server": self.server} | ({"ca": self.ca} if self.ca else {})
+
+    def client(self) -> Client:
+        """A client of the broker; use it as a context manager."""
+        if self.connect is not None:
+            return self.connect()
+        return Client(self.server)
+
+    # ---- running
+
+    def run(self, writer: DataStreamWriter, part: str = "main") -> None:
+        """Start a query, and wait until it is done."""
+        self.start(writer, part)
+        self.wait()
+
+    def start(self, writer: DataStreamWriter, part: str = "main") -> StreamingQuery:
+        """Start a query with the run's checkpoint and trigger. `part` tells apart the queries of a
+        pipeline that has several."""
+        writer = writer.queryName(f"{self.name}.{part}" if part != "main" else self.name)
+        writer = writer.option("checkpointLocation", f"{self.checkpoint}/{part}")
+        if not self.is_continuous:
+            writer = writer.trigger(availableNow=True)
+        elif self.every is not None:
+            writer = writer.trigger(processingTime=self.every)
+        query = writer.start()
+        self._watched[part] = _Watched(query)
+        self.status.state = "running"
+        self._look()
+        return query
+
+    def wait(self) -> None:
+        """Until every query that was started has ended; the first error ends all of them."""
+        try:
+            while any(watched.query.isActive for watched in self._watched.values()):
+                if self.is_stopping():
+                    break
+                active = [one.query for one in self._watched.values() if one.query.isActive]
+                if active:
+                    _await(active[0])
+                self._look()
+                self._raise_failed()
+        finally:
+            self.stop()
+        self._look()
+        self._raise_failed()
+
+    def stop(self) -> None:
+        for watched in self._watched.values():
+            if watched.query.isActive:
+                watched.query.stop()
+
+    def say(self, text: str) -> None:
+        """A result: shown now, and kept with the state of the run."""
+        self.status.results.append(text)
+        self.progress.say(text)
+
+    def advance(self, records: int, behind: int | None = None) -> None:
+        """So many more records are done, by something that is no streaming query."""
+        self.status.state = "running"
+        self.status.records += records
+        self.status.records_ever += records
+        self.status.batches += 1
+        self.status.behind = behind
+        self.progress.show(self.status.records, behind)
+        self.save(self.status)
+
+    # ---- watching
+
+    def _look(self) -> None:
+        """Take over what the queries did since the last look."""
+        for part, watched in self._watched.items():
+            rows = watched.take()
+            self.status.records += rows
+            self.status.records_ever += rows
+            self._describe(part, watched)
+        self.status.batches = sum(one.batches for one in self._watched.values())
+        behind = [one.behind for one in self._watched.values()]
+        known = [one for one in behind if one is not None]
+        self.status.behind = sum(known) if known else None
+        self.progress.show(self.status.records, self.status.behind)
+        self.save(self.status)
+
+    def _describe(self, part: str, watched: _Watched) -> None:
+        known = next((one for one in self.status.queries if one.part == part), None)
+        if known is None:
+            known = QueryState(part)
+            self.status.queries.append(known)
+        known.id = str(watched.query.id)
+        if watched.batch >= 0:
+            known.batch, known.offsets = watched.batch, watched.offsets
+
+    def _raise_failed(self) -> None:
+        for part, watched in self._watched.items():
+            error = watched.query.exception()
+            if error is not None:
+                raise PipelineFailed(
+                    f"{self.name}: {plain_reason(str(error))}", name=self.name, part=part
+                )
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A query, and what of its progress was counted."""
+
+    query: StreamingQuery
+    batch: int = -1
+    batches: int = 0
+    behind: int | None = None
+    offsets: list[str] = field(default_factory=list)
+
+    def take(self) -> int:
+        """Records of micro-batches that ended since the last time."""
+        rows = 0
+        for progress in self.query.recentProgress:
+            batch = int(progress["batchId"])
+            if batch <= self.batch:
+                continue
+            self.batch = batch
+            if progress["numInputRows"]:
+                self.batches += 1
+            rows += int(progress["numInputRows"])
+            sources = progress["sources"]
+            self.offsets = [str(source["endOffset"]) for source in sources]
+            self.behind = sum(
+                left_between(source["endOffset"], source["latestOffset"]) for source in sources
+            )
+        return rows
+
+
+def _await(query: StreamingQuery) -> None:
+    """For a moment. That the query failed is found out by asking it."""
+    from pyspark.errors import StreamingQueryException
+
+    try:
+        query.awaitTermination(LOOK_S)  # type: ignore[arg-type]  # fractions are meant to work
+    except StreamingQueryException:
+        return
+
+
+def left_between(end: Any, latest: Any) -> int:
+    """How many offsets lie between two positions of a source: `{"topic": {"0": 5}}`."""
+    at, last = _positions(end), _positions(latest)
+    return sum(max(0, offset - at.get(place, offset)) for place, offset in last.items())
+
+
+def _positions(told: Any) -> dict[tuple[str, str], int]:
+    """What a source says of where it is; of other kinds of sources nothing is known."""
+    try:
+        page = json.loads(told) if isinstance(told, str) else told
+    except ValueError:
+        return {}
+    if not isinstance(page, dict):
+        return {}
+    return {
+        (topic, partition): offset
+        for topic, partitions in page.items()
+        if isinstance(partitions, dict)
+        for partition, offset in partitions.items()
+        if isinstance(offset, int)
+    }
+
+
+# What Spark puts before and after the sentence that matters.
+_NOISE = (
+    re.compile(r"\n\s*(at |\.\.\. \d+ more).*"),
+    re.compile(r"\n?(JVM stacktrace|=== Streaming Query ===).*", re.DOTALL),
+)
+
+
+def plain_reason(text: str) -> str:
+    """An error of Spark without its stack: where an error of ours is inside, that one."""
+    ours = re.findall(r"millstream\.errors\.\w+: (.+)", text)
+    if ours:
+        return str(ours[-1]).strip()
+    for noise in _NOISE:
+        text = noise.sub("", text)
+    python = re.findall(r"^(?:\w+\.)*(\w*(?:Error|Exception)): (.+)$", text, re.MULTILINE)
+    if python and "Traceback" in text:
+        return f"{python[-1][0]}: {python[-1][1]}"
+    return text.strip()

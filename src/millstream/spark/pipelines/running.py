@@ -1,0 +1,215 @@
+"""A run of a pipeline: its folder, its session, and how it ends."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from millstream.client import Client
+from millstream.clock import Clock, SystemClock
+from millstream.errors import MillstreamError, PipelineFailed, SettingInvalid
+from millstream.spark.pipelines.context import Context, plain_reason
+from millstream.spark.pipelines.options import Options
+from millstream.spark.pipelines.progress import Progress, SilentProgress
+from millstream.spark.pipelines.registry import Pipeline
+from millstream.spark.pipelines.state import DEFAULT_FOLDER, RunFolder, Status
+from millstream.spark.session import spark_session
+from millstream.wire.places import DEFAULT_SERVER
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(slots=True)
+class RunSettings:
+    """What holds for every pipeline; each is a flag of `mill pipeline run`."""
+
+    server: str = DEFAULT_SERVER
+    ca: str | None = None
+    # Of the run; by default the pipeline's own. Each name has its own place to go on from.
+    name: str | None = None
+    folder: Path = Path(DEFAULT_FOLDER)
+    # Where Spark keeps how far it is, when that cannot be a folder of this machine.
+    checkpoint: str | None = None
+    group: str | None = None
+    is_continuous: bool = False
+    every: str | None = None
+    records_max: int | None = None
+    master: str = "local[*]"
+    remote: str | None = None
+    spark_settings: Mapping[str, str] = field(default_factory=dict)
+
+
+def run_pipeline(
+    pipeline: Pipeline,
+    given: Mapping[str, str | None],
+    settings: RunSettings,
+    *,
+    progress: Progress | None = None,
+    session: SparkSession | None = None,
+    clock: Clock | None = None,
+    connect: Callable[[], Client] | None = None,
+) -> Status:
+    """Run it to its end, and answer how it went.
+
+    With a `session` of the caller's that one is used, and is left open.
+    """
+    shown = progress or SilentProgress()
+    clock = clock or SystemClock()
+    options = Options(pipeline.options, given)
+    name = settings.name or pipeline.name
+    folder = RunFolder(settings.folder, name)
+    if settings.every is not None and not settings.is_continuous:
+        raise SettingInvalid(
+            "--every goes with --continuous; a run without it ends when it has caught up",
+            setting="every",
+            value=settings.every,
+        )
+    try:
+        with folder.locked():
+            status = _begin(folder, pipeline, options, settings, clock)
+            with (
+                _ending(folder, status, clock),
+                _session(session, name, settings) as spark,
+                # After the session: Spark has a way with SIGINT of its own.
+                _signals() as is_stopping,
+            ):
+                context = Context(
+                    spark=spark,
+                    name=name,
+                    options=options,
+                    server=settings.server,
+                    ca=settings.ca,
+                    directory=folder.path,
+                    checkpoint=status.checkpoint,
+                    group=status.group,
+                    records_max=settings.records_max or pipeline.records_max,
+                    progress=shown,
+                    status=status,
+                    save=_saver(folder, clock),
+                    is_continuous=settings.is_continuous,
+                    every=settings.every,
+                    is_stopping=is_stopping,
+                    connect=connect,
+                )
+                pipeline.run(context)
+                status.state = "stopped" if is_stopping() else "finished"
+            return status
+    finally:
+        shown.close()
+
+
+def _begin(
+    folder: RunFolder, pipeline: Pipeline, options: Options, settings: RunSettings, clock: Clock
+) -> Status:
+    before = folder.read()
+    if before is not None and before.pipeline != pipeline.name:
+        raise SettingInvalid(
+            f"{folder.path} belongs to the pipeline {before.pipeline}; run {pipeline.name} under "
+            "another --name",
+            setting="name",
+            value=folder.name,
+        )
+    now = clock.wall_ms()
+    status = Status(
+        name=folder.name,
+        pipeline=pipeline.name,
+        started_ms=now,
+        changed_ms=now,
+        is_continuous=settings.is_continuous,
+        options=dict(options),
+        server=settings.server,
+        group=settings.group or f"pipeline-{folder.name}",
+        master=settings.remote or settings.master,
+        checkpoint=settings.checkpoint or str((folder.path / "checkpoint").resolve()),
+        records_ever=before.records_ever if before else 0,
+        queries=before.queries if before else [],
+    )
+    folder.write(status)
+    return status
+
+
+@contextmanager
+def _session(
+    given: SparkSession | None, name: str, settings: RunSettings
+) -> Iterator[SparkSession]:
+    """The caller's, which is left open, or one for this run."""
+    if given is not None:
+        yield given
+        return
+    spark = spark_session(
+        f"millstream {name}",
+        master=settings.master,
+        remote=settings.remote,
+        settings=settings.spark_settings,
+    )
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def _ending(folder: RunFolder, status: Status, clock: Clock) -> Iterator[None]:
+    """However the run ends, its state says so."""
+    try:
+        yield
+    except MillstreamError as error:
+        status.state, status.error = "failed", f"{error.code}: {error.message}"
+        raise
+    except KeyboardInterrupt:
+        status.state = "stopped"
+        raise
+    except Exception as error:
+        status.state, status.error = "failed", plain_reason(str(error))
+        if _is_sparks(error):
+            raise PipelineFailed(f"{status.name}: {status.error}", name=status.name) from error
+        raise
+    finally:
+        status.changed_ms = clock.wall_ms()
+        folder.write(status)
+
+
+def _is_sparks(error: Exception) -> bool:
+    """Whether Spark refused something, which no traceback of ours explains."""
+    return type(error).__module__.startswith(("pyspark.", "py4j."))
+
+
+def _saver(folder: RunFolder, clock: Clock) -> Callable[[Status], None]:
+    last: list[object] = [None]
+
+    def save(status: Status) -> None:
+        shown = (status.state, status.records, status.batches, status.behind, len(status.results))
+        if shown == last[0]:
+            return
+        last[0] = shown
+        status.changed_ms = clock.wall_ms()
+        folder.write(status)
+
+    return save
+
+
+@contextmanager
+def _signals() -> Iterator[Callable[[], bool]]:
+    """SIGTERM and the first SIGINT end a run in order; a second SIGINT ends it at once."""
+    came = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield came.is_set
+        return
+
+    def note(*_: object) -> None:
+        if came.is_set():
+            raise KeyboardInterrupt
+        came.set()
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield came.is_set
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

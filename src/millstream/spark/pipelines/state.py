@@ -1,0 +1,132 @@
+"""What a run leaves beside its checkpoint, for `mill pipeline status` and for the next run.
+
+<folder>/<name>/
+  lock           held while a run goes on
+  status.json    which pipeline with which options, how far it is, how it ended
+  checkpoint/    Spark's own: where each query goes on
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from millstream.errors import PipelineInvalid, PipelineRunning, SettingInvalid
+
+DEFAULT_FOLDER = "pipelines"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class QueryState(msgspec.Struct):
+    """One streaming query of a run."""
+
+    part: str
+    id: str = ""
+    batch: int = -1
+    # Where it is, as the sources say it: a JSON text each.
+    offsets: list[str] = []
+
+
+class Status(msgspec.Struct):
+    """What is known of the newest run under a name."""
+
+    name: str
+    pipeline: str
+    state: str = "starting"  # starting, running, finished, stopped or failed
+    started_ms: int = 0
+    changed_ms: int = 0
+    is_continuous: bool = False
+    options: dict[str, str] = {}
+    server: str = ""
+    group: str = ""
+    master: str = ""
+    checkpoint: str = ""
+    # Of this run; and of all runs with this checkpoint.
+    records: int = 0
+    records_ever: int = 0
+    batches: int = 0
+    behind: int | None = None
+    queries: list[QueryState] = []
+    results: list[str] = []
+    error: str | None = None
+
+
+class RunFolder:
+    """The folder of one name."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        if _NAME.fullmatch(name) is None:
+            raise SettingInvalid(
+                f"--name is {name!r}; a run's name has letters, digits, `.`, `_` and `-`, at most "
+                "100 of them",
+                setting="name",
+                value=name,
+            )
+        self.name = name
+        self.path = folder / name
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else runs under this name: two runs would tear one checkpoint."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with open(self.path / "lock", "a", encoding="utf-8") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise PipelineRunning(
+                    f"{self.name} runs already ({self.path}); wait for it, stop it, or run under "
+                    "another --name",
+                    name=self.name,
+                ) from error
+            yield
+
+    def is_locked(self) -> bool:
+        try:
+            with open(self.path / "lock", "rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        return False
+
+    def read(self) -> Status | None:
+        try:
+            data = (self.path / "status.json").read_bytes()
+        except FileNotFoundError:
+            return None
+        try:
+            status = msgspec.json.decode(data, type=Status)
+        except msgspec.MsgspecError as error:
+            raise PipelineInvalid(
+                f"{self.path / 'status.json'} cannot be read: {error}; remove it if the run is "
+                "not needed",
+                name=self.name,
+            ) from error
+        if status.state in ("starting", "running") and not self.is_locked():
+            status.state = "died"
+        return status
+
+    def write(self, status: Status) -> None:
+        """Whole or not at all, so that a reader never meets half of it."""
+        place = self.path / "status.json"
+        part = self.path / "status.json.part"
+        part.write_bytes(msgspec.json.format(msgspec.json.encode(status)))
+        os.replace(part, place)
+
+
+def all_runs(folder: Path) -> list[RunFolder]:
+    """Every name that was run from this folder."""
+    if not folder.is_dir():
+        return []
+    return [
+        RunFolder(folder, one.name)
+        for one in sorted(folder.iterdir())
+        if (one / "status.json").exists() and _NAME.fullmatch(one.name)
+    ]
