@@ -21,9 +21,12 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 from kafka import KafkaAdminClient
+from kafka import TopicPartition as PythonPartition
+from kafka.structs import TopicPartitionReplica
 
 from broker_process import PATIENCE_SECONDS, BrokerProcess
 from clients.making import consume, make_topic, produce
+from millstream.wire.kafka.codes import Code
 
 
 @pytest.fixture
@@ -211,6 +214,40 @@ def test_the_cluster_is_described(broker: BrokerProcess, admin: AdminClient) -> 
     finally:
         client.close()
     assert described["cluster_id"] == found.cluster_id
+
+
+def test_where_partitions_are_and_how_large(broker: BrokerProcess) -> None:
+    """What pages about a cluster show, and wishes for what is so already."""
+    make_topic(broker, "placed", 2)
+    produce(broker, "placed", [b"x" * 5000])
+    client = KafkaAdminClient(bootstrap_servers=broker.kafka)
+    try:
+        (node,) = client.describe_log_dirs()
+        (directory,) = node["log_dirs"]
+        assert directory["log_dir"] == broker.data
+        sizes = {
+            (topic["name"], one["partition_index"]): one["partition_size"]
+            for topic in directory["topics"]
+            for one in topic["partitions"]
+        }
+        assert sizes["placed", 0] > 5000
+        assert sizes["placed", 1] == 0
+        assert not any(name.startswith("__") for name, _ in sizes)
+        part = PythonPartition("placed", 0)
+        assert client.alter_partition_reassignments({part: [node["broker"]]}) == {part: None}
+        moved = client.alter_partition_reassignments({part: [7]})
+        assert moved[part] is not None
+        assert client.list_partition_reassignments() == {}
+        asked = {"placed": [0, 9]}
+        (elected,) = client.elect_leaders(0, asked, raise_errors=False).replica_election_results
+        codes = [one.error_code for one in elected.partition_result]
+        assert codes == [Code.ELECTION_NOT_NEEDED, Code.UNKNOWN_TOPIC_OR_PARTITION]
+        replica = TopicPartitionReplica("placed", 0, node["broker"])
+        assert client.alter_replica_log_dirs({replica: broker.data})[replica].errno == Code.NONE
+        elsewhere = client.alter_replica_log_dirs({replica: "/elsewhere"})
+        assert elsewhere[replica].errno == Code.LOG_DIR_NOT_FOUND
+    finally:
+        client.close()
 
 
 def test_aiokafka_administers_too(broker: BrokerProcess) -> None:

@@ -24,6 +24,7 @@ from millstream.listeners.kafka.listener import KafkaListener
 from millstream.listeners.kafka.offset_apis import offset_apis
 from millstream.listeners.kafka.produce import produce_apis
 from millstream.listeners.kafka.producers import producer_apis
+from millstream.listeners.kafka.replica_apis import replica_apis
 from millstream.listeners.kafka.share_apis import share_apis
 from millstream.listeners.kafka.topic_apis import topic_apis
 
@@ -49,6 +50,7 @@ def every_api(context: Context) -> dict[int, Api]:
         list_offsets_apis(context),
         topic_apis(context),
         config_apis(context),
+        replica_apis(context),
         group_apis(context),
         offset_apis(context),
         group_admin_apis(context),
