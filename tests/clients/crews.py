@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -29,7 +25,6 @@ QUICK = MappingProxyType(
 )
 # Settings that a consumer must not have when the broker deals out.
 CLASSIC_ONLY = ("session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy")
-MEMBER_PROGRAM = Path(__file__).with_name("group_member.py")
 
 
 def settings(broker: BrokerProcess, group: str, **options: object) -> dict[str, Any]:
@@ -96,10 +91,10 @@ def deal_out(partitions: int, *members: Watched) -> None:
 
 def fill(broker: BrokerProcess, topic: str, values: Sequence[bytes], partitions: int) -> None:
     """In turn to all partitions."""
-    producer = Producer({"bootstrap.servers": broker.kafka})
-    for place, value in enumerate(values):
-        producer.produce(topic, value, partition=place % partitions)
-    assert producer.flush(PATIENCE_SECONDS) == 0
+    with Producer({"bootstrap.servers": broker.kafka}) as producer:
+        for place, value in enumerate(values):
+            producer.produce(topic, value, partition=place % partitions)
+        assert producer.flush(PATIENCE_SECONDS) == 0
 
 
 def values(*members: Watched) -> list[bytes]:
@@ -117,15 +112,3 @@ def group_page(broker: BrokerProcess, group: str) -> dict[str, Any]:
         broker.url(f"/v1/groups/{group}"), timeout=PATIENCE_SECONDS
     ).json()
     return page
-
-
-class MemberProcess:
-    """A consumer in a process of its own, to be killed."""
-
-    def __init__(self, options: Mapping[str, Any], topic: str) -> None:
-        program = [sys.executable, str(MEMBER_PROGRAM), json.dumps(dict(options)), topic]
-        self.process = subprocess.Popen(program)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(PATIENCE_SECONDS)

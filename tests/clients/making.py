@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -21,6 +22,13 @@ from broker_process import PATIENCE_SECONDS, BrokerProcess
 KAFKA = ("--kafka", "127.0.0.1:0")
 
 
+def free_port() -> int:
+    """For a broker that comes back where it was."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
 def make_topic(broker: BrokerProcess, name: str, partitions: int = 1, **settings: object) -> str:
     page = {"name": name, "partitions": partitions, "settings": settings}
     answer = httpx.post(broker.url("/v1/topics"), json=page, timeout=PATIENCE_SECONDS)
@@ -38,7 +46,6 @@ def produce(
     options: Mapping[str, object] = MappingProxyType({}),
 ) -> list[int]:
     """By librdkafka, to partition 0; the offset of each, in the order of their answers."""
-    producer = Producer({"bootstrap.servers": broker.kafka, "linger.ms": 5, **options})
     placed: list[int] = []
 
     def done(error: KafkaError | None, message: Message) -> None:
@@ -46,11 +53,12 @@ def produce(
             raise KafkaException(error)
         placed.append(message.offset() or 0)
 
-    for value in values:
-        producer.produce(
-            topic, value, key=key, headers=list(headers), partition=0, on_delivery=done
-        )
-    assert producer.flush(PATIENCE_SECONDS) == 0
+    with Producer({"bootstrap.servers": broker.kafka, "linger.ms": 5, **options}) as producer:
+        for value in values:
+            producer.produce(
+                topic, value, key=key, headers=list(headers), partition=0, on_delivery=done
+            )
+        assert producer.flush(PATIENCE_SECONDS) == 0
     return placed
 
 

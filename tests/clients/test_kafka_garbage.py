@@ -32,9 +32,9 @@ def by_librdkafka(server: str) -> None:
     admin = AdminClient({"bootstrap.servers": server})
     for future in admin.create_topics([NewTopic("rd", 1, 1)]).values():
         future.result(PATIENCE_SECONDS)
-    producer = Producer({"bootstrap.servers": server, "enable.idempotence": True})
-    producer.produce("rd", b"value", key=b"key")
-    assert producer.flush(PATIENCE_SECONDS) == 0
+    with Producer({"bootstrap.servers": server, "enable.idempotence": True}) as producer:
+        producer.produce("rd", b"value", key=b"key")
+        assert producer.flush(PATIENCE_SECONDS) == 0
     consumer = Consumer(
         {"bootstrap.servers": server, "group.id": "rd", "auto.offset.reset": "earliest"}
     )

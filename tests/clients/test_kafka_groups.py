@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +25,6 @@ from kafka import TopicPartition as PythonPartition
 
 from broker_process import PATIENCE_SECONDS, BrokerProcess, wait_until
 from clients.crews import (
-    MemberProcess,
     Watched,
     committed,
     deal_out,
@@ -36,7 +34,7 @@ from clients.crews import (
     turn_until,
     values,
 )
-from clients.making import KAFKA, make_topic
+from clients.making import KAFKA, free_port, make_topic
 
 PARTITIONS = 6
 VALUES = [b"%04d" % number for number in range(60)]
@@ -55,39 +53,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     flags = ("--group-session-timeout", "2s", "--group-heartbeat-interval", "200ms")
     with BrokerProcess(str(tmp_path_factory.mktemp("broker")), *KAFKA, *flags) as one:
         yield one.wait_until_ready()
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_members_share_the_partitions_and_take_over_those_of_the_dead(
-    broker: BrokerProcess, way: str
-) -> None:
-    topic = make_topic(broker, f"shared-{way}", PARTITIONS)
-    group = f"crew-{way}"
-    options = settings(broker, group, **WAYS[way])
-    first = Watched(options, topic)
-    deal_out(PARTITIONS, first)
-    others = [Watched(options, topic) for _ in range(2)]
-    mortal = MemberProcess(options, topic)
-    turn_until(lambda: _reading(broker, group) == 4, first, *others)
-    fill(broker, topic, VALUES, PARTITIONS)
-    others[1].close()
-    mortal.kill()
-    deal_out(PARTITIONS, first, others[0])
-    fill(broker, topic, VALUES, PARTITIONS)
-    turn_until(
-        lambda: {*values(first, others[0])} >= {*VALUES},
-        first,
-        others[0],
-        what="records are missing",
-    )
-    for one in (first, others[0]):
-        one.close()
-    wait_until(lambda: group_page(broker, group)["members"] == [], "all to have left")
-
-
-def _reading(broker: BrokerProcess, group: str) -> int:
-    """How many members have partitions."""
-    return sum(bool(one["assignment"]) for one in group_page(broker, group)["members"])
 
 
 def test_five_that_start_together_make_few_rebalances(broker: BrokerProcess) -> None:
@@ -165,10 +130,7 @@ def test_who_uses_an_instance_id_that_is_taken_over_is_fenced(broker: BrokerProc
 def test_what_was_committed_is_where_members_go_on_after_a_restart(
     tmp_path: Path, way: str
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    flags = ("--kafka", f"127.0.0.1:{port}")
+    flags = ("--kafka", f"127.0.0.1:{free_port()}")
     with BrokerProcess(str(tmp_path), *flags) as broker:
         broker.wait_until_ready()
         topic = make_topic(broker, "orders", 2)
