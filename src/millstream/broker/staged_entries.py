@@ -22,7 +22,6 @@ from millstream.broker.staged_values import (
     FOR_PARTITION,
     FOR_SCHEDULES,
     PARTITION,
-    STEP_BYTES,
     EntryKey,
     TopicRef,
 )
@@ -51,6 +50,7 @@ class Ready:
         "_open",
         "_open_bytes",
         "_open_records",
+        "_step_bytes",
         "batches",
         "bytes",
         "counts",
@@ -59,7 +59,8 @@ class Ready:
         "topics",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, step_bytes: int) -> None:
+        self._step_bytes = step_bytes
         # Batches of `__staged`, and how many records each is for.
         self.batches: list[Entry] = []
         self.counts: list[int] = []
@@ -72,7 +73,7 @@ class Ready:
         self.topics: dict[bytes, str] = {}
 
     def add(self, key: EntryKey, data: bytes, records: int, now_ms: int) -> None:
-        if self._open and self._open_bytes + len(data) > STEP_BYTES:
+        if self._open and self._open_bytes + len(data) > self._step_bytes:
             self.close()
         self._open.append((now_ms, key.encode(), data, ()))
         self._open_bytes += len(data)
@@ -91,12 +92,12 @@ class Ready:
 
 
 def make_ready(
-    around: Surroundings, entries: Sequence[StagedEntry]
+    around: Surroundings, entries: Sequence[StagedEntry], step_bytes: int
 ) -> Generator[Pending[Any], Any, Ready]:
     """Errors have the index of the bad one in the field `entry`; nothing is stored then. Topics
     that had to be made, stay."""
     topics = yield from _topics(around, entries)
-    ready = Ready()
+    ready = Ready(step_bytes)
     checked = 0
     for at, entry in enumerate(entries):
         topic = topics[entry.topic]

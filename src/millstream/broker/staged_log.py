@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import structlog
 
-from millstream.broker.staged_values import PARTITION, SETTINGS, Part, Place
+from millstream.broker.staged_values import PARTITION, SETTINGS, Part, Place, StagedOptions
 from millstream.broker.staged_view import part_change
 from millstream.engine.pending import Pending
 from millstream.errors import LogDamaged, MillstreamError, OffsetOutOfRange
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from millstream.broker.views import Entry
     from millstream.engine.protocol import Engine
 
-# Fewer bytes than these are not worth cutting, or moving anything for.
-CUT_BYTES_MIN = 16 * 1024 * 1024
-MOVE_BYTES_MIN = 256 * 1024 * 1024
 # What is in front is moved on when less than this part of the log is needed.
 NEEDED_PART = 4
 
@@ -36,15 +33,20 @@ NEEDED_PART = 4
 class StagedLog:
     __slots__ = (
         "_around",
+        "_cut_bytes",
         "_engine",
         "_floors",
         "_is_cutting",
+        "_move_bytes",
         "_view",
         "forgotten_bytes",
         "moved",
     )
 
-    def __init__(self, engine: Engine, around: Surroundings, view: WritersView) -> None:
+    def __init__(
+        self, engine: Engine, around: Surroundings, view: WritersView, options: StagedOptions
+    ) -> None:
+        self._cut_bytes, self._move_bytes = options.cut_bytes, options.move_bytes
         self._engine = engine
         self._around = around
         self._view = view
@@ -102,7 +104,7 @@ class StagedLog:
     # ---- cutting
 
     def is_long(self) -> bool:
-        return self.forgotten_bytes >= CUT_BYTES_MIN
+        return self.forgotten_bytes >= self._cut_bytes
 
     def cut(self, is_busy: Callable[[Part], bool]) -> Generator[Pending[Any], Any, None]:
         """Cut what nobody needs. `is_busy` says which parts are being copied, and stay."""
@@ -110,10 +112,15 @@ class StagedLog:
             return
         self._is_cutting = True
         try:
-            while self._is_sparse():
-                if not (yield from self._move_first(is_busy)):
-                    break
             yield from self._trim()
+            moved: set[str] = set()
+            while self._is_sparse():
+                id = self._first_part()
+                if id is None or id in moved or is_busy(self._view.parts[id]):
+                    break
+                moved.add(id)
+                yield from self._move(id, is_busy)
+                yield from self._trim()
         finally:
             self._is_cutting = False
 
@@ -130,24 +137,19 @@ class StagedLog:
     def _first_needed(self) -> int:
         first = self._engine.offsets(PARTITION).high_watermark
         first = min(self._floors.values(), default=first)
-        for part in self._view.parts.values():
-            for place in part.places:
-                first = min(first, place.offset)
-        return first
+        return min(first, min(self._view.firsts.values(), default=first))
 
     def _is_sparse(self) -> bool:
         size = self.bytes
-        return size >= MOVE_BYTES_MIN and self._view.bytes * NEEDED_PART < size
+        return size >= self._move_bytes and self._view.bytes * NEEDED_PART < size
 
-    def _move_first(self, is_busy: Callable[[Part], bool]) -> Generator[Pending[Any], Any, bool]:
-        """Move the part that lies first; whether that was done."""
-        parts = self._view.parts
-        if not parts:
-            return False
-        id = min(parts, key=lambda one: min(place.offset for place in parts[one].places))
-        part = parts[id]
-        if is_busy(part):
-            return False
+    def _first_part(self) -> str | None:
+        """The part that lies first."""
+        firsts = self._view.firsts
+        return min(firsts, key=firsts.__getitem__, default=None)
+
+    def _move(self, id: str, is_busy: Callable[[Part], bool]) -> Generator[Pending[Any], Any, None]:
+        part = self._view.parts[id]
         with self.adding():
             places: list[Place] = []
             for place in part.places:
@@ -162,11 +164,10 @@ class StagedLog:
                 offset = yield self._engine.append(PARTITION, data, header)
                 places.append(msgspec.structs.replace(place, offset=offset))
             if self._view.parts.get(id) is not part or is_busy(part):
-                return True
+                return
             moved = msgspec.structs.replace(part, places=places)
             self.moved += 1
             yield self._around.views.change(self._view, [part_change(id, moved)])
-        return True
 
 
 def log_failure(done: Pending[Any]) -> None:

@@ -15,7 +15,6 @@ from millstream.broker.schedule_values import PARTITION as SCHEDULES
 from millstream.broker.staged_values import (
     FOR_SCHEDULES,
     PARTITION,
-    STEP_BYTES,
     EntryKey,
     Place,
     read_key,
@@ -80,9 +79,10 @@ class Step:
 class Copying:
     """Makes steps."""
 
-    __slots__ = ("_around", "_engine")
+    __slots__ = ("_around", "_engine", "_step_bytes")
 
-    def __init__(self, engine: Engine, around: Surroundings) -> None:
+    def __init__(self, engine: Engine, around: Surroundings, step_bytes: int) -> None:
+        self._step_bytes = step_bytes
         self._engine = engine
         self._around = around
 
@@ -91,7 +91,7 @@ class Copying:
         step, size = Step(at), 0
         while step.at < len(places):
             place = places[step.at]
-            if size and size + place.bytes > STEP_BYTES:
+            if size and size + place.bytes > self._step_bytes:
                 break
             size += place.bytes
             try:

@@ -40,8 +40,6 @@ SETTINGS = PartitionSettings(
     retention_bytes=None,
     batch_bytes_max=64 * 1024 * 1024,
 )
-# Of one step: a few milliseconds of the disk. A batch that is larger goes alone.
-STEP_BYTES = 1024 * 1024
 # Numbers of batches are 63 bits.
 BATCH_MAX = 2**63 - 1
 
@@ -64,6 +62,11 @@ class StagedOptions:
     retention_ms: int = 24 * 60 * 60 * 1000
     # Commits that copy at the same time, each with two steps in memory; others wait in line.
     commits_at_once: int = 4
+    # Of one step: a few milliseconds of the disk. A batch that is larger goes alone.
+    step_bytes: int = 1024 * 1024
+    # Fewer bytes than these are not worth cutting the log, or moving anything in it.
+    cut_bytes: int = 16 * 1024 * 1024
+    move_bytes: int = 256 * 1024 * 1024
 
 
 class TopicRef(msgspec.Struct, frozen=True, array_like=True):

@@ -52,7 +52,7 @@ class Writer:
 
 
 class WritersView:
-    __slots__ = ("_stored", "bytes", "parts", "writers")
+    __slots__ = ("_stored", "bytes", "firsts", "parts", "writers")
 
     name = "writers"
     partition = PartitionId("__writers", 0)
@@ -62,6 +62,8 @@ class WritersView:
         self.writers: dict[str, Writer] = {}
         # By id, in the order in which they were staged.
         self.parts: dict[str, Part] = {}
+        # Where each begins in `__staged`.
+        self.firsts: dict[str, int] = {}
         self.bytes = 0
 
     # ---- as a view
@@ -92,6 +94,7 @@ class WritersView:
     def _set_part(self, id: str, part: Part | None) -> None:
         before = self.parts.pop(id, None)
         if before is not None:
+            del self.firsts[id]
             writer = self.writers[before.writer]
             writer.bytes -= before.bytes
             self.bytes -= before.bytes
@@ -106,6 +109,7 @@ class WritersView:
             if found is None:
                 found = self.writers[part.writer] = Writer(part.writer)
             self.parts[id] = part
+            self.firsts[id] = min(place.offset for place in part.places)
             found.parts.setdefault(part.batch, {})[id] = None
             found.bytes += part.bytes
             self.bytes += part.bytes

@@ -151,8 +151,8 @@ class StagedWrites:
         self._options = options
         self._view = WritersView()
         around.views.add(self._view)
-        self._log = StagedLog(engine, around, self._view)
-        copying = Copying(engine, around)
+        self._log = StagedLog(engine, around, self._view, options)
+        copying = Copying(engine, around, options.step_bytes)
         parties = Parties(self._view, self._log, copying, schedules, traffic)
         self._commits = Commits(around, parties, options.commits_at_once)
         # Of requests that the view does not know yet.
@@ -196,7 +196,7 @@ class StagedWrites:
         self._incoming_bytes += len(body)
         self._incoming_parts += 1
         try:
-            ready = yield from make_ready(self._around, entries)
+            ready = yield from make_ready(self._around, entries, self._options.step_bytes)
             if self._is_committed(attempt):
                 return (yield from self._not_needed(ready))
             return (yield from self._store(attempt, ready))
