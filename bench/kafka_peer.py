@@ -60,15 +60,15 @@ NEVER = 2**63 - 1
 
 def kafka_or_why(bench: Bench, stack: ExitStack, *, mode: str, partitions: int) -> tuple[str, str]:
     """Where one is that was started, and why there is none: one of the two is empty."""
-    jars = _jars()
-    if jars is None:
+    library = jars()
+    if library is None:
         return "", "no Apache Kafka: set KAFKA_HOME, or run `make kafka-peer`"
     if shutil.which("java") is None:
         return "", "java is missing: apt-get install default-jre-headless"
-    return stack.enter_context(_kafka(bench.scratch, jars, mode, partitions)), ""
+    return stack.enter_context(_kafka(bench.scratch, library, mode, partitions)), ""
 
 
-def _jars() -> str | None:
+def jars() -> str | None:
     homes = [Path(home) for home in (os.environ.get("KAFKA_HOME"),) if home]
     for home in (*homes, HOME):
         if any((home / "libs").glob("kafka_2*.jar")):

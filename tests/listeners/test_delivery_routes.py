@@ -296,9 +296,7 @@ def test_what_is_set_for_a_group_is_shown_changed_and_taken_back(v1: V1) -> None
     back = v1.good("PATCH", f"/groups/{group}", {"settings": dict.fromkeys(changes)})
     assert back["settings"] == nothing
     for wrong in ({"visibility_ms": 1}, {"colour": "red"}):
-        v1.refused(
-            400, "group_setting_invalid", "PATCH", f"/groups/{group}", {"settings": wrong}
-        )
+        v1.refused(400, "group_setting_invalid", "PATCH", f"/groups/{group}", {"settings": wrong})
 
 
 def test_leases_are_listed_in_pages(v1: V1) -> None:

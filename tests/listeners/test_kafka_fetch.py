@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from kafka.protocol.consumer import (
@@ -14,8 +14,11 @@ from kafka.protocol.consumer import (
 
 from listeners.http_scene import run, until
 from listeners.kafka_scene import T0, Client, FetchResponse, Scene, fetch
+from millstream.engine.pending import Pending
+from millstream.engine.protocol import Engine
 from millstream.listeners.kafka.sessions import PARTITIONS_MAX, SESSIONS_MAX, Session, Sessions
 from millstream.log import batch as batches
+from millstream.log.partition import PartitionId
 from millstream.wire.kafka import fetch as wire
 from millstream.wire.kafka.codes import Code
 
@@ -142,6 +145,42 @@ def test_memory_that_is_taken_makes_answers_small() -> None:
             assert len(offsets_in(await part_of(client, fetch()))) == 1
             scene.shared.release(498_000)
             assert len(offsets_in(await part_of(client, fetch()))) == 10
+
+    run(scenario())
+
+
+class SlowDisk:
+    """An engine whose reads end when a test says so."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.reading: Pending[Any] = Pending()
+
+    def read(self, id: PartitionId, offset: int, bytes_max: int) -> Pending[Any]:
+        del id, offset, bytes_max
+        return self.reading
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+def test_a_read_that_takes_long_keeps_nobody_else_waiting() -> None:
+    """What is not in the page cache is read in a thread; the loop goes on."""
+
+    async def scenario() -> None:
+        async with Scene() as scene:
+            await scene.append(b"a")
+            disk = SlowDisk(scene.engine)
+            slow, other = await scene.connect(), await scene.connect()
+            scene.context.engine = cast("Engine", disk)
+            slow.send(fetch(), 11, 1)
+            await until(lambda: scene.requests("Fetch") == 1, "the fetch")
+            scene.context.engine = scene.engine
+            for _ in range(3):
+                assert offsets_in(await part_of(other, fetch())) == [0]
+            scene.engine.read(T0, 0, 1000).then(lambda done: disk.reading.succeed(done.result()))
+            _, fetched = await slow.answer(FetchResponse, 11)
+            assert offsets_in(fetched.responses[0].partitions[0]) == [0]
 
     run(scenario())
 
