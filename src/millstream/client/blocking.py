@@ -24,7 +24,7 @@ from millstream.client.blocking_work import BlockingLeased, BlockingWork
 from millstream.client.client import AsyncClient, Compression
 from millstream.client.consumer import Consumer, ConsumerStatistics
 from millstream.client.dead_letters import DeadLetter, DeadLetters, GoneRun, LetterFilter
-from millstream.client.groups import Groups
+from millstream.client.groups import GroupDeliveries, Groups, Lease
 from millstream.client.leases import LeaseStart, Settled
 from millstream.client.membership import Assignor, OffsetReset, TopicPartition
 from millstream.client.queues import Message, Queues
@@ -98,6 +98,14 @@ class BlockingGroups:
     lag = blocking(Groups.lag)
     reset = blocking(Groups.reset)
     list = blocking(Groups.list)
+
+    def leases(self, name: str, *, topic: str | None = None) -> Iterator[Lease]:
+        """Records that members of a group have, or that wait to come back, by place."""
+        return iterate(self.thread, self.inner.leases(name, topic=topic))
+
+    def deliveries(self) -> Iterator[GroupDeliveries]:
+        """Of each group that receives by lease, how its deliveries ended."""
+        return iterate(self.thread, self.inner.deliveries())
 
 
 class BlockingSchedules:

@@ -91,6 +91,44 @@ class GroupLag(msgspec.Struct):
     partitions: list[PartitionLag]
 
 
+class Lease(msgspec.Struct):
+    """A record that is with a member, or waits to come back to one."""
+
+    topic: str
+    partition: int
+    offset: int
+    lane: str
+    deliveries: int
+    state: str  # leased, waiting or ready
+    member: str | None
+    when_ms: int  # the lease runs out, or the wait is over
+
+
+class GroupDeliveries(msgspec.Struct):
+    """How deliveries of a group ended since the broker started. Of `delivered`, `redelivered` were
+    not the record's first; `timeouts` are leases that ran out; `dead` became dead letters."""
+
+    group: str
+    delivered: int
+    redelivered: int
+    acked: int
+    nacked: int
+    rejected: int
+    released: int
+    timeouts: int
+    dead: int
+
+
+class _Leases(msgspec.Struct):
+    leases: list[Lease]
+    next: str | None = None
+
+
+class _Deliveries(msgspec.Struct):
+    groups: list[GroupDeliveries]
+    next: str | None = None
+
+
 class _Listed(msgspec.Struct):
     groups: list[GroupSummary]
     next: str | None = None
@@ -134,6 +172,27 @@ class Groups:
 
     async def lag(self, name: str) -> GroupLag:
         return await self._get(group_path(name, "lag"), GroupLag)
+
+    async def leases(self, name: str, *, topic: str | None = None) -> AsyncIterator[Lease]:
+        """Records that members of a group have, or that wait to come back, by place."""
+        asked: dict[str, object] = {"limit": _PAGE} | ({} if topic is None else {"topic": topic})
+        after: str | None = ""
+        while after is not None:
+            query = urlencode(asked | ({"after": after} if after else {}))
+            page = await self._get(group_path(name, "leases") + "?" + query, _Leases)
+            for lease in page.leases:
+                yield lease
+            after = page.next
+
+    async def deliveries(self) -> AsyncIterator[GroupDeliveries]:
+        """Of each group that receives by lease, how its deliveries ended."""
+        after: str | None = ""
+        while after is not None:
+            query = urlencode({"limit": _PAGE} | ({"after": after} if after else {}))
+            page = await self._get(f"/v1/reliability/stats?{query}", _Deliveries)
+            for group in page.groups:
+                yield group
+            after = page.next
 
     async def reset(
         self,
