@@ -18,6 +18,8 @@ from millstream.wire.staged import StagedEntry, join_entries
 
 # So small that a commit of a few batches has several steps.
 STEP_BYTES = 300
+# Of records: not so old that retention takes them.
+TIMESTAMP_MS = 2_000_000_000_000
 
 
 def staged_options(**more: Any) -> BrokerOptions:
@@ -41,7 +43,7 @@ def local_house_of(disk: SimulatedDisk | None = None, **more: Any) -> House:
 
 def batch_of(*values: bytes, key: bytes | None = b"k", **how: Any) -> bytes:
     headers = [("ms-lane", how["lane"].encode())] if how.get("lane") else []
-    return batches.encode([(1, key, value, headers) for value in values], **how)
+    return batches.encode([(TIMESTAMP_MS, key, value, headers) for value in values], **how)
 
 
 def entry(
