@@ -115,3 +115,4 @@ def test_a_group_that_is_described_shows_its_leases(client: Client) -> None:
     code, out, _ = mill("group", "describe", "g")
     row = out.decode().splitlines()[-1].split()
     assert (code, row[:7]) == (0, ["jobs", "0", "0", "leased", "me", "1", "normal"])
+    assert "by lease    1 leased, 0 waiting, 0 ready" in out.decode().splitlines()

@@ -68,6 +68,8 @@ def describe(
     page = remote.call("GET", _path(name)).json()
     lag = remote.call("GET", f"{_path(name)}/lag").json()
     leases = remote.call("GET", f"{_path(name)}/leases?limit={LEASES_MAX}").json()
+    query = urlencode({"group": name})
+    groups = remote.call("GET", f"/v1/reliability/stats?{query}").json()["groups"]
     if as_json:
         page["lag"] = {key: lag[key] for key in lag if key != "group"}
         print_json(page | {"leases": leases["leases"]})
@@ -80,6 +82,8 @@ def describe(
         "assignor": page["assignor"],
         "lag": f"{lag['messages']:,} records, {lag['seconds']:.1f} s{_trend(lag)}",
     }
+    if groups:
+        facts["by lease"] = _in_flight(groups[0])
     given = {key: value for key, value in page["settings"].items() if value is not None}
     print_page(facts | {key: show_setting(key, value) for key, value in given.items()})
     if page["members"]:
@@ -218,6 +222,12 @@ def _lag_row(one: dict[str, Any]) -> tuple[str, ...]:
         f"{one['seconds']:.1f}",
         "–" if trend is None else f"{trend:+.1f}",
     )
+
+
+def _in_flight(group: dict[str, Any]) -> str:
+    topics = group["topics"]
+    words = ("leased", "waiting", "ready")
+    return ", ".join(f"{sum(topic[word] for topic in topics):,} {word}" for word in words)
 
 
 def _lease_row(one: dict[str, Any]) -> tuple[str, ...]:

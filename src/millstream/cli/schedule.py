@@ -104,10 +104,12 @@ def list_schedules(
         print_json(found)
         return
     rows = [
-        (one["name"], one["topic"], _when(one), _time(one["next_ms"]), f"{one['runs']:,}")
-        for one in found
+        (one["name"], one["topic"], _when(one), _next(one), f"{one['runs']:,}") for one in found
     ]
     print_table(("name", "topic", "when", "next", "runs"), rows, texts=4)
+    for one in found:
+        if one["error"]:
+            print(f"{one['name']}: the last run was left out: {one['error']}")
 
 
 @app.command()
@@ -122,7 +124,7 @@ def show(name: Name, server: Server = DEFAULT_SERVER, ca: Ca = None, as_json: Js
             "name": page["name"],
             "topic": page["topic"],
             "when": _when(page),
-            "next": _time(page["next_ms"]),
+            "next": _next(page),
             "last": _time(page["last_ms"]),
             "runs": page["runs"],
             "error": page["error"] or "–",
@@ -145,13 +147,19 @@ def cancel(
 ) -> None:
     """End a named schedule; or, with a topic and an id, a record that is scheduled."""
     remote = Remote(server, ca)
-    if id is None:
-        remote.call("DELETE", _named(name))
+    if id is not None:
+        if not _is_id(id):
+            raise typer.BadParameter(f"{id!r} is no id; it is of the form partition/offset")
+        remote.call("DELETE", f"{_delayed(name)}/{id}")
         return
-    partition, slash, offset = id.partition("/")
-    if not (slash and partition.isdecimal() and offset.isdecimal()):
-        raise typer.BadParameter(f"{id!r} is no id; it is of the form partition/offset")
-    remote.call("DELETE", f"{_delayed(name)}/{partition}/{offset}")
+    if _is_id(name):
+        raise typer.BadParameter(f"say of which topic: mill schedule cancel TOPIC {name}")
+    remote.call("DELETE", _named(name))
+
+
+def _is_id(text: str) -> bool:
+    partition, slash, offset = text.partition("/")
+    return bool(slash) and partition.isdecimal() and offset.isdecimal()
 
 
 def _list_delayed(remote: Remote, topic: str, limit: int, *, as_json: bool) -> None:
@@ -190,6 +198,10 @@ def _when(one: dict[str, Any]) -> str:
     if one["cron"] is None:
         return f"every {show_duration(one['every_ms'])}"
     return f"{one['cron']} ({one['time_zone']})"
+
+
+def _next(one: dict[str, Any]) -> str:
+    return "paused" if one["paused"] else _time(one["next_ms"])
 
 
 def _time(time_ms: int | None) -> str:
