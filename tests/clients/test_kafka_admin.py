@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin import NewTopic as AioTopic
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
@@ -248,21 +245,6 @@ def test_where_partitions_are_and_how_large(broker: BrokerProcess) -> None:
         assert elsewhere[replica].errno == Code.LOG_DIR_NOT_FOUND
     finally:
         client.close()
-
-
-def test_aiokafka_administers_too(broker: BrokerProcess) -> None:
-    async def scenario() -> list[str]:
-        client = AIOKafkaAdminClient(bootstrap_servers=broker.kafka)
-        await client.start()
-        try:
-            await client.create_topics([AioTopic("aio-made", 2, 1)])
-            before = await client.list_topics()
-            await client.delete_topics(["aio-made"])
-            return [*before, *(await client.list_topics())]
-        finally:
-            await client.close()
-
-    assert asyncio.run(scenario()).count("aio-made") == 1
 
 
 def test_kafka_python_administers_too(broker: BrokerProcess) -> None:

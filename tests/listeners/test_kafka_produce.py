@@ -20,7 +20,7 @@ from millstream.wire.kafka.codes import Code
 
 
 def sequenced(id: int, epoch: int, sequence: int, count: int = 1) -> bytes:
-    records = [(0, None, b"x", [])] * count
+    records: list[tuple[int, None, bytes, list[Any]]] = [(0, None, b"x", [])] * count
     return batches.encode(records, producer_id=id, producer_epoch=epoch, base_sequence=sequence)
 
 
