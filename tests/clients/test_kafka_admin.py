@@ -130,12 +130,15 @@ def test_every_config_is_described_with_its_default(
     assert len(configs) > 35
 
 
-def test_the_configs_of_the_broker_are_shown(admin: AdminClient) -> None:
+def test_the_configs_of_the_broker_are_shown(broker: BrokerProcess, admin: AdminClient) -> None:
     configs = done(admin.describe_configs([ConfigResource(ResourceType.BROKER, "1")]))
     assert configs["num.partitions"].value == "3"
     assert configs["auto.create.topics.enable"].value == "true"
     assert configs["millstream.retention_age"].value == "7d"
     assert not configs["millstream.kafka"].is_default
+    # By which clients of Kafka's protocol find HTTP.
+    assert configs["millstream.http"].value == broker.url("")
+    assert configs["millstream.http"].is_read_only
 
 
 def test_configs_change_one_by_one(broker: BrokerProcess, admin: AdminClient) -> None:
