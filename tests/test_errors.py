@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 from millstream import errors
 from millstream.errors import MillstreamError
+from millstream.wire.refusals import refusal
 
 
 def every_error() -> list[type[MillstreamError]]:
@@ -42,3 +44,10 @@ def test_an_error_carries_its_message_and_fields() -> None:
     assert error.fields == {"topic": "orders"}
     assert not error.retriable
     assert errors.EngineBusy("later", limit_bytes=1).retriable
+
+
+def test_a_client_knows_every_error_of_a_broker() -> None:
+    for kind in every_error():
+        if kind is not MillstreamError:
+            body = json.dumps({"error": kind.code, "message": "so"}).encode()
+            assert type(refusal("http://x", 400, body)) is kind

@@ -284,7 +284,7 @@ def _codes() -> str:
 
 def _kinds(root: type[errors.MillstreamError]) -> Iterator[type[errors.MillstreamError]]:
     for kind in root.__subclasses__():
-        if kind.__module__ == errors.__name__:
+        if getattr(errors, kind.__name__, None) is kind:
             yield kind
         yield from _kinds(kind)
 

@@ -13,7 +13,6 @@ import typer
 import typer.main
 from typer.core import TyperGroup
 
-from millstream.cli.main import EXIT_FAILED
 from millstream.cli.printing import print_json, print_table, show_time
 from millstream.cli.remote import Ca, Server
 from millstream.errors import MillstreamError, SettingInvalid
@@ -236,11 +235,10 @@ def _run(
     done = run_pipeline(pipeline, values, settings, progress=progress)
     if as_json:
         print_json(done)
-    else:
+    elif not is_quiet:
+        records = f", {done.records:,} records" if done.records else ""
         behind = f", about {done.behind:,} to go" if done.behind else ""
-        print(f"{name} {done.state}: {done.records:,} records{behind}")
-    if done.state == "failed":
-        raise typer.Exit(EXIT_FAILED)
+        print(f"{name}: {done.state}{records}{behind}", file=sys.stderr)
 
 
 def _settings(

@@ -61,14 +61,13 @@ def spark_session(
     _prepare_environment()
     from pyspark.sql import SparkSession
 
-    given = RUNTIME_SETTINGS | START_SETTINGS | _paths()
+    given = RUNTIME_SETTINGS | START_SETTINGS | _paths() | _quiet()
     if master.startswith("local"):
         given |= LOCAL_SETTINGS
     builder = SparkSession.builder.appName(app_name).master(master)
     for name, value in (given | wanted).items():
         builder = builder.config(name, value)
     session: SparkSession = builder.getOrCreate()
-    session.sparkContext.setLogLevel(wanted.get("spark.log.level", "ERROR"))
     return session
 
 
@@ -110,6 +109,12 @@ def _paths() -> dict[str, str]:
     """Executors on machines where this package lies in the same place find it without more."""
     ours = _folder()
     return {} if _is_installed(ours) else {"spark.executorEnv.PYTHONPATH": ours}
+
+
+def _quiet() -> dict[str, str]:
+    """Spark's own log begins with a page of remarks, and each error comes several times."""
+    file = Path(__file__).parent / "log4j2.properties"
+    return {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={file.as_uri()}"}
 
 
 def _folder() -> str:

@@ -73,6 +73,6 @@ _kinds_by_code: dict[str, type[MillstreamError]] = {}
 
 def _below(kind: type[MillstreamError]) -> Iterator[type[MillstreamError]]:
     for below in kind.__subclasses__():
-        if below.__module__ == errors.__name__:
+        if getattr(errors, below.__name__, None) is below:
             yield below
             yield from _below(below)

@@ -9,7 +9,6 @@ exact through crashes, is told in `lake`.
 from __future__ import annotations
 
 import json
-import posixpath
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from millstream.errors import ArchiveInvalid
 from millstream.kinds import Size
 from millstream.spark.pipelines.context import Context
 from millstream.spark.pipelines.lake import Ends, Entry, Lake, OffsetRange
+from millstream.spark.pipelines.places import query_id
 from millstream.spark.pipelines.registry import Option, Pipeline
 
 if TYPE_CHECKING:
@@ -147,13 +147,6 @@ class MicroBatches:
             self.lake.add(entry, self.ends)
             self.added.append(entry)
         self.lake.finish(entry)
-
-
-def query_id(checkpoint: str) -> str:
-    """The id that a query has for as long as its checkpoint lives."""
-    place = Lake.at(checkpoint)
-    with place.files.open_input_stream(posixpath.join(place.root, "metadata")) as stream:
-        return str(json.loads(stream.read())["id"])
 
 
 def _write_files(

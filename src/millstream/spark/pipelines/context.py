@@ -129,6 +129,11 @@ class Context:
             if watched.query.isActive:
                 watched.query.stop()
 
+    def show(self, text: str) -> None:
+        """What was asked for, such as a table: on standard output, which holds nothing else."""
+        with self.progress.aside():
+            print(text, flush=True)  # noqa: T201  of a command
+
     def say(self, text: str) -> None:
         """A result: shown now, and kept with the state of the run."""
         self.status.results.append(text)

@@ -22,7 +22,6 @@ yet be written again.
 
 from __future__ import annotations
 
-import os
 import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ import msgspec
 from pyarrow import fs
 
 from millstream.errors import ArchiveInvalid
+from millstream.spark.pipelines.places import opened
 
 _OWN = "_millstream"
 # By topic, UUID and partition: the offset that comes next.
@@ -81,14 +81,9 @@ class Lake:
     @classmethod
     def at(cls, where: str) -> Lake:
         try:
-            if "://" in where:
-                # Spark's name of S3, and everybody else's.
-                files, root = fs.FileSystem.from_uri(where.replace("s3a://", "s3://", 1))
-                return cls(where.rstrip("/"), files, root.rstrip("/"))
+            return cls(*opened(where))
         except (OSError, ValueError) as error:
             raise ArchiveInvalid(f"{where} cannot be reached: {error}", archive=where) from error
-        path = os.path.abspath(where)
-        return cls(path, fs.LocalFileSystem(), path)
 
     # ---- entries
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, TextIO
 
 # Between two lines where there is no terminal.
@@ -19,6 +20,9 @@ class Progress(Protocol):
     def say(self, text: str) -> None:
         """Something that the user should see and that stays."""
 
+    def aside(self) -> AbstractContextManager[None]:
+        """While something else is written to the terminal."""
+
     def close(self) -> None: ...
 
 
@@ -30,6 +34,9 @@ class SilentProgress:
 
     def say(self, text: str) -> None:
         pass
+
+    def aside(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def close(self) -> None:
         pass
@@ -57,6 +64,9 @@ class LineProgress:
 
     def say(self, text: str) -> None:
         print(f"{self._name}: {text}", file=self._stream, flush=True)
+
+    def aside(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def close(self) -> None:
         pass
@@ -92,6 +102,12 @@ class BarProgress:
 
     def say(self, text: str) -> None:
         self._bar.console.print(text, highlight=False, markup=False)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        self._bar.stop()
+        yield
+        self._bar.start()
 
     def close(self) -> None:
         self._bar.stop()

@@ -42,5 +42,5 @@ def names_in(sql: str, known: Iterable[str]) -> list[str]:
     """
     bare = _PIECES.sub(lambda piece: piece[0] if piece.lastgroup == "name" else " ", sql)
     quoted = {name[1:-1].replace("``", "`").lower() for name in re.findall(r"`(?:[^`]|``)*`", bare)}
-    words = {word.lower() for word in re.findall(r"\w+", bare)}
+    words = {word.lower() for word in re.findall(r"\w+", re.sub(r"`[^`]*`", " ", bare))}
     return sorted(name for name in known if name.lower() in quoted or name.lower() in words)

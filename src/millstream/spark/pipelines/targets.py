@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from millstream.spark.pipelines.context import FORMAT, Context
+from millstream.spark.pipelines.places import query_id
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -66,18 +67,38 @@ def stream_to(
     part: str = "main",
 ) -> StreamingQuery:
     """Start a query that writes a streaming frame there."""
-    if target.kind == "topic":
+    if target.kind == "topic" and mode != "append":
+        # Spark's own way to such a sink is for rows that stay as they are.
+        options = context.broker_options() | {"topic": target.where} | (sink_options or {})
+        batches = _NumberedWrites(f"{context.checkpoint}/{part}", key, options)
+        writer = frame.writeStream.foreachBatch(batches.write)
+    elif target.kind == "topic":
         writer = as_records(frame, key).writeStream.format(FORMAT)
         writer = writer.options(**context.broker_options(), topic=target.where)
         writer = writer.options(**(sink_options or {}))
     elif target.kind == "parquet":
         writer = frame.writeStream.format("parquet").option("path", target.where)
     else:
-        progress = context.progress
+        show = context.show
         writer = frame.writeStream.foreachBatch(
-            lambda rows, number: progress.say(_batch_text(rows, number))
+            lambda rows, number: show(_batch_text(rows, number))
         )
     return context.start(writer.outputMode(mode), part)
+
+
+@dataclass(frozen=True, slots=True)
+class _NumberedWrites:
+    """Each micro-batch as one write, which the broker knows by the query and its number: one that
+    is repeated adds nothing."""
+
+    checkpoint: str
+    key: str | None
+    options: dict[str, str]
+
+    def write(self, frame: DataFrame, number: int) -> None:
+        writer = as_records(frame, self.key).write.format(FORMAT).mode("append")
+        writer = writer.options(**self.options)
+        writer.option("writer", query_id(self.checkpoint)).option("batch", str(number)).save()
 
 
 def write_to(
@@ -97,7 +118,7 @@ def write_to(
     elif target.kind == "parquet":
         frame.write.mode("overwrite").parquet(target.where)
     else:
-        context.progress.say(show_rows(frame))
+        context.show(show_rows(frame))
 
 
 def as_records(frame: DataFrame, key: str | None = None) -> DataFrame:
