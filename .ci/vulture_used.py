@@ -27,3 +27,11 @@ _.oldest_age_ms
 _.redelivered  # `GET /v1/reliability/stats` does so too
 _.rejected  # and clients read it
 _.parked
+_.streamReader  # Spark calls these of a data source, of its readers and of its writers
+_.streamWriter
+_.pushFilters
+_.initialOffset
+_.latestOffset
+_.reportLatestOffset
+_.getDefaultReadLimit
+_.prepareForTriggerAvailableNow

@@ -1,0 +1,197 @@
+"""Where a query stands in each partition, and where its options say that it starts and ends.
+
+A position goes into Spark's checkpoint as JSON, in the form of Spark's Kafka connector, with the
+ids of the topics beside it. By them a topic that was deleted and made again under the old name is
+told apart from the old one:
+
+    {"orders": {"0": 23, "1": 42}, "@ids": {"orders": "0f2a…"}}
+
+Spark compares the text, so topics and partitions have a fixed order. An offset is that of the next
+record to read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from millstream.spark.options import INT64_MAX, option_invalid, was_given
+
+# Topic and partition.
+Part: TypeAlias = tuple[str, int]
+
+# No topic can have this name.
+IDS = "@ids"
+# Instead of an offset.
+LATEST, EARLIEST = -1, -2
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    offsets: Mapping[Part, int] = field(default_factory=dict)
+    # By topic. A broker that has none for its topics has none here.
+    ids: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, object]:
+        page: dict[str, object] = {}
+        for topic, partition in sorted(self.offsets):
+            of_topic = page.setdefault(topic, {})
+            assert isinstance(of_topic, dict)
+            of_topic[str(partition)] = self.offsets[topic, partition]
+        ids = {topic: self.ids[topic] for topic in page if topic in self.ids}
+        return page | {IDS: ids} if ids else page
+
+    @classmethod
+    def from_json(cls, page: Mapping[str, object]) -> Position:
+        offsets: dict[Part, int] = {}
+        ids = page.get(IDS, {})
+        assert isinstance(ids, dict)
+        for topic, of_topic in page.items():
+            if topic != IDS:
+                assert isinstance(of_topic, dict)
+                offsets |= {(topic, int(number)): offset for number, offset in of_topic.items()}
+        return cls(offsets, ids)
+
+    def topics(self) -> list[str]:
+        return sorted({topic for topic, _ in self.offsets})
+
+
+# ---- limits: where to start and where to end
+
+Kind: TypeAlias = Literal["earliest", "latest", "committed", "offsets", "timestamp", "timestamps"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """`numbers` are offsets, or times in milliseconds, as the kind says."""
+
+    kind: Kind
+    numbers: Mapping[Part, int] = field(default_factory=dict)
+    timestamp_ms: int = 0
+
+
+def starting_limit(given: Mapping[str, str], values: Mapping[str, object], default: Kind) -> Limit:
+    """Times for all come before times for each, and those before offsets, as in the connector."""
+    return _limit(given, values, "starting", default, ("earliest", "latest", "committed"))
+
+
+def ending_limit(given: Mapping[str, str], values: Mapping[str, object]) -> Limit:
+    return _limit(given, values, "ending", "latest", ("latest",))
+
+
+def _limit(
+    given: Mapping[str, str],
+    values: Mapping[str, object],
+    side: Literal["starting", "ending"],
+    default: Kind,
+    words: tuple[Kind, ...],
+) -> Limit:
+    by_time, by_times, by_offsets = (
+        f"{side}Timestamp",
+        f"{side}OffsetsByTimestamp",
+        f"{side}Offsets",
+    )
+    if was_given(given, by_time):
+        timestamp_ms = values[by_time]
+        assert isinstance(timestamp_ms, int)
+        return Limit("timestamp", timestamp_ms=timestamp_ms)
+    if was_given(given, by_times):
+        page = values[by_times]
+        assert isinstance(page, dict)
+        return Limit("timestamps", _numbers(by_times, page, least=0))
+    if not was_given(given, by_offsets):
+        return Limit(default)
+    text = str(values[by_offsets])
+    if text.startswith("{"):
+        return Limit("offsets", _numbers(by_offsets, _object(by_offsets, text), least=EARLIEST))
+    for word in words:
+        if text.lower() == word:
+            return Limit(word)
+    if text.lower() == "earliest":
+        raise option_invalid(by_offsets, text, "and a batch cannot end at the earliest offset")
+    right = ", ".join((*words, 'or a JSON object such as {"orders": {"0": 23}}'))
+    raise option_invalid(by_offsets, text, f"which is no place to {_VERBS[side]} at; use {right}")
+
+
+_VERBS = {"starting": "start", "ending": "end"}
+
+
+def _object(name: str, text: str) -> dict[str, object]:
+    try:
+        page = json.loads(text)
+    except ValueError:
+        page = None
+    if not isinstance(page, dict):
+        raise option_invalid(
+            name, text, 'which is no JSON; use an object such as {"orders": {"0": 23}}'
+        )
+    return page
+
+
+def _numbers(name: str, page: dict[str, object], least: int) -> dict[Part, int]:
+    """Of `{"topic": {"0": 23}}`."""
+    found: dict[Part, int] = {}
+    for topic, of_topic in page.items():
+        if not isinstance(of_topic, dict) or not of_topic:
+            raise option_invalid(
+                name, page, f'and {topic!r} has no partitions; write {{"{topic}": {{"0": 23}}}}'
+            )
+        for number, value in of_topic.items():
+            is_number = isinstance(value, int) and not isinstance(value, bool)
+            if not number.isdecimal() or not is_number or not least <= value <= INT64_MAX:
+                raise option_invalid(
+                    name,
+                    page,
+                    f"and partition {number!r} of {topic!r} has {value!r}; partitions are numbers "
+                    f"from 0, and their values whole numbers from {least}",
+                )
+            found[topic, int(number)] = value
+    return found
+
+
+def check_batch(starting: Limit, ending: Limit) -> None:
+    """What a batch cannot do, and a stream can."""
+    if starting.kind == "latest":
+        raise option_invalid(
+            "startingOffsets", "latest", "and a batch cannot start at the end; use earliest"
+        )
+    if starting.kind == "offsets":
+        _refuse("startingOffsets", starting, LATEST, "a batch cannot start at the end (-1)")
+    if ending.kind == "offsets":
+        _refuse("endingOffsets", ending, EARLIEST, "a batch cannot end at the start (-2)")
+    if starting.kind == ending.kind and starting.kind in ("offsets", "timestamps"):
+        _check_same(starting, ending)
+
+
+def _refuse(name: str, limit: Limit, number: int, why: str) -> None:
+    for part, value in limit.numbers.items():
+        if value == number:
+            raise option_invalid(name, value, f"for {show(part)}, and {why}")
+
+
+def _check_same(starting: Limit, ending: Limit) -> None:
+    suffix = "Offsets" if starting.kind == "offsets" else "OffsetsByTimestamp"
+    if starting.numbers.keys() != ending.numbers.keys():
+        raise option_invalid(
+            f"ending{suffix}",
+            show_all(ending.numbers),
+            f"and starting{suffix} is for {show_all(starting.numbers)}; name the same partitions",
+        )
+    for part, start in starting.numbers.items():
+        end = ending.numbers[part]
+        if start > end >= 0:
+            raise option_invalid(
+                f"ending{suffix}",
+                end,
+                f"for {show(part)}, and starting{suffix} is {start}; end at or after the start",
+            )
+
+
+def show(part: Part) -> str:
+    return f"{part[0]}/{part[1]}"
+
+
+def show_all(parts: Iterable[Part]) -> str:
+    return ", ".join(map(show, sorted(parts))) or "none"

@@ -1,0 +1,220 @@
+"""What a source is asked for: its options, read and checked together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from millstream.spark.options import (
+    BROKER_ROWS,
+    SINK_ROWS,
+    SOURCE_ROWS,
+    BrokerPlace,
+    option_invalid,
+    read_options,
+    read_place,
+    was_given,
+)
+from millstream.spark.positions import Limit, Part, check_batch, ending_limit, starting_limit
+from millstream.spark.rows import KAFKA_COLUMNS, SQL_TYPES
+from millstream.spark.typed_values import CORRUPT
+
+_STRATEGIES = ("assign", "subscribe", "subscribePattern")
+_STREAM_ONLY_ENDS = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    place: BrokerPlace
+    # One of these three is there.
+    topics: tuple[str, ...] | None
+    pattern: str | None
+    assigned: frozenset[Part] | None
+    starting: Limit
+    ending: Limit
+    # When no record is as new as a starting time.
+    falls_to_latest: bool
+    max_offsets: int | None
+    min_offsets: int | None
+    max_bytes: int | None
+    max_delay_s: float
+    min_partitions: int | None
+    max_records_per_partition: int | None
+    is_failing_on_loss: bool
+    # Names of columns in their order.
+    columns: tuple[str, ...]
+    value_format: str
+    value_schema: str | None
+    is_failing_fast: bool
+    access: str
+    group: str | None
+    isolation: int
+    fetch_bytes: int
+    pushes_filters: bool | None
+
+    @property
+    def schema(self) -> str:
+        """The table's columns as SQL; Spark reads this."""
+        return ", ".join(f"`{name}` {self._sql_type(name)}" for name in self.columns)
+
+    def _sql_type(self, name: str) -> str:
+        if name == "value" and self.value_format == "text":
+            return "STRING"
+        if name == "value" and self.value_format == "json":
+            return f"STRUCT<{_as_fields(self.value_schema or '')}>"
+        return SQL_TYPES[name]
+
+
+def read_source_options(
+    given: Mapping[str, str], environment: Mapping[str, str], *, is_stream: bool | None
+) -> SourceOptions:
+    """`is_stream` is None while nobody knows yet: then only what both forbid is refused."""
+    values: Mapping[str, Any] = read_options(given, (*BROKER_ROWS, *SOURCE_ROWS), SINK_ROWS)
+    place = read_place(values, environment)
+    topics, pattern, assigned = _which(given, values)
+    group = _group(values)
+    starting = starting_limit(given, values, "latest" if is_stream else "earliest")
+    ending = ending_limit(given, values)
+    if starting.kind == "committed" and group is None:
+        raise option_invalid(
+            "startingOffsets", "committed", "and there is no groupId whose offsets are meant"
+        )
+    if is_stream is False:
+        check_batch(starting, ending)
+    if is_stream:
+        for name in _STREAM_ONLY_ENDS:
+            if was_given(given, name):
+                raise option_invalid(name, values[name], "and streams do not end; leave it out")
+    _check_rates(values)
+    return SourceOptions(
+        place=place,
+        topics=topics,
+        pattern=pattern,
+        assigned=assigned,
+        starting=starting,
+        ending=ending,
+        falls_to_latest=values["startingOffsetsByTimestampStrategy"] == "latest",
+        max_offsets=values["maxOffsetsPerTrigger"],
+        min_offsets=values["minOffsetsPerTrigger"],
+        max_bytes=values["maxBytesPerTrigger"],
+        max_delay_s=values["maxTriggerDelay"] / 1000,
+        min_partitions=values["minPartitions"],
+        max_records_per_partition=values["maxRecordsPerPartition"],
+        is_failing_on_loss=values["failOnDataLoss"],
+        columns=_columns(values),
+        value_format=values["valueFormat"],
+        value_schema=_value_schema(values),
+        is_failing_fast=values["valueMode"] == "failfast",
+        access=values["access"],
+        group=group,
+        isolation=1 if values["kafka.isolation.level"] == "read_committed" else 0,
+        fetch_bytes=values["kafka.max.partition.fetch.bytes"],
+        pushes_filters={"auto": None, "true": True, "false": False}[values["pushFilters"]],
+    )
+
+
+def _which(
+    given: Mapping[str, str], values: Mapping[str, Any]
+) -> tuple[tuple[str, ...] | None, str | None, frozenset[Part] | None]:
+    named = [name for name in _STRATEGIES if was_given(given, name)]
+    if len(named) != 1:
+        right = "one of " + ", ".join(_STRATEGIES)
+        if not named:
+            raise option_invalid("subscribe", "", f"and so are the others; give {right}")
+        shown = " and ".join(named)
+        raise option_invalid(
+            named[0], values[named[0]], f"and {shown} are given; give only {right}"
+        )
+    pattern = values["subscribePattern"]
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise option_invalid(
+                "subscribePattern", pattern, f"which is no regular expression: {error}"
+            ) from None
+    page = values["assign"]
+    return values["subscribe"], pattern, None if page is None else _assigned(page)
+
+
+def _assigned(page: Mapping[str, Any]) -> frozenset[Part]:
+    found = set()
+    for topic, numbers in page.items():
+        is_right = isinstance(numbers, list) and all(
+            isinstance(number, int) and not isinstance(number, bool) and number >= 0
+            for number in numbers
+        )
+        if not is_right:
+            raise option_invalid(
+                "assign", page, f'and {topic!r} has no list of partitions; write {{"{topic}": [0]}}'
+            )
+        found |= {(topic, number) for number in numbers}
+    if not found:
+        raise option_invalid("assign", page, 'which names none; write {"orders": [0, 1]}')
+    return frozenset(found)
+
+
+def _group(values: Mapping[str, Any]) -> str | None:
+    ours, kafkas = values["groupId"], values["kafka.group.id"]
+    if ours is not None and kafkas is not None and ours != kafkas:
+        raise option_invalid("kafka.group.id", kafkas, f"and groupId is {ours!r}; give one of both")
+    group: str | None = ours or kafkas
+    return group
+
+
+def _check_rates(values: Mapping[str, Any]) -> None:
+    least, most = values["minOffsetsPerTrigger"], values["maxOffsetsPerTrigger"]
+    if least is not None and most is not None and least > most:
+        raise option_invalid(
+            "minOffsetsPerTrigger",
+            least,
+            f"and maxOffsetsPerTrigger is {most}; the least cannot be above the most",
+        )
+
+
+def _columns(values: Mapping[str, Any]) -> tuple[str, ...]:
+    chosen = values["columns"]
+    extra = [
+        name
+        for name, option in (
+            ("headers", "includeHeaders"),
+            ("lane", "includeLane"),
+            ("dead_letter", "includeDeadLetter"),
+        )
+        if values[option]
+    ]
+    if chosen is None:
+        is_json = values["valueFormat"] == "json" and values["valueMode"] == "permissive"
+        return (*KAFKA_COLUMNS, *extra, *([CORRUPT] if is_json else []))
+    by_lower = {name.lower(): name for name in SQL_TYPES}
+    for name in chosen:
+        if name.lower() not in by_lower:
+            raise option_invalid(
+                "columns", ",".join(chosen), f"and there is no {name!r}; use {', '.join(SQL_TYPES)}"
+            )
+    named = [by_lower[name.lower()] for name in chosen]
+    return (*named, *(name for name in extra if name not in named))
+
+
+def _value_schema(values: Mapping[str, Any]) -> str | None:
+    schema: str | None = values["valueSchema"]
+    is_json = values["valueFormat"] == "json"
+    if schema is not None and not is_json:
+        raise option_invalid(
+            "valueSchema", schema, f"and valueFormat is {values['valueFormat']}; set it to json"
+        )
+    if is_json and schema is None:
+        raise option_invalid(
+            "valueFormat",
+            "json",
+            "and there is no valueSchema; name the fields, such as `id BIGINT, total DOUBLE`",
+        )
+    return schema
+
+
+def _as_fields(schema: str) -> str:
+    """`id BIGINT, total DOUBLE` as the fields of a struct: `id: BIGINT, total: DOUBLE`."""
+    inner = re.fullmatch(r"\s*STRUCT\s*<(.*)>\s*", schema, re.IGNORECASE | re.DOTALL)
+    return inner[1] if inner else schema
