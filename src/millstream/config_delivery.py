@@ -88,8 +88,9 @@ DELIVERY_ROWS: tuple[tuple[str, str, Kind, str, str], ...] = (
         "group_inflight_max",
         Integer(1, 10_000_000),
         "100000",
-        "How many records of a group may be leased or wait for a retry at a time. Each takes "
-        "about 300 bytes of memory. Past it, a receive waits until some are settled.",
+        "How many records of a group may be leased or wait for a retry at a time. One that is "
+        "leased takes about 150 bytes of memory, one that failed about 1,000. Past it, a receive "
+        "waits until some are settled.",
     ),
     (
         "breaker_settlings_min",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.leasing import (
     committed,
@@ -333,7 +334,10 @@ def test_a_rejected_record_is_a_dead_letter_at_once() -> None:
 def test_without_dead_letters_it_is_dropped() -> None:
     house = house_of(settings={"dead_letters": False})
     publish(house, "a")
-    assert outcome(house, "reject", receive(house)[0]) == "dropped"
+    with capture_logs() as logs:
+        assert outcome(house, "reject", receive(house)[0]) == "dropped"
+    [said] = logs
+    assert (said["log_level"], said["topic"], said["records"]) == ("warning", "jobs", 1)
     assert "jobs.dlq" not in house.broker.topics.by_name
     assert house.broker.delivery.counts["g"].dropped == 1
 
