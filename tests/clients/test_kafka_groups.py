@@ -224,6 +224,36 @@ def test_a_group_with_members_of_one_protocol_refuses_those_of_another(
     late.close()
 
 
+def test_offsets_and_lag_are_the_same_over_http_and_a_group_may_go_on_there(
+    broker: BrokerProcess,
+) -> None:
+    topic = make_topic(broker, "shown", 2)
+    fill(broker, topic, VALUES[:20], 2)
+    member = Watched(settings(broker, "shown"), topic)
+    deal_out(2, member)
+    offsets = [TopicPartition(topic, 0, 4), TopicPartition(topic, 1, 10)]
+    member.consumer.commit(offsets=offsets, asynchronous=False)
+    shown = page_of(broker, "/v1/groups/shown/offsets")["offsets"]
+    assert [(one["partition"], one["offset"]) for one in shown] == [(0, 4), (1, 10)]
+    lag = page_of(broker, "/v1/groups/shown/lag")
+    assert lag["messages"] == 6
+    assert [one["messages"] for one in lag["partitions"]] == [6, 0]
+    member.close()
+    wait_until(lambda: group_page(broker, "shown")["members"] == [], "the member to have left")
+    page = {"topics": [topic]}
+    answer = httpx.post(broker.url("/v1/groups/shown/join"), json=page, timeout=PATIENCE_SECONDS)
+    joined = answer.json()
+    who = f"member_id={joined['member_id']}&generation={joined['generation']}"
+    polled = page_of(broker, f"/v1/groups/shown/poll?{who}&limit=100&timeout=30")
+    assert [one["value"] for one in polled["messages"]] == [one.decode() for one in VALUES[8:20:2]]
+
+
+def page_of(broker: BrokerProcess, path: str) -> dict[str, Any]:
+    answer = httpx.get(broker.url(path), timeout=PATIENCE_SECONDS)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
 def test_administrators_see_groups_move_their_offsets_and_delete_them(
     broker: BrokerProcess,
 ) -> None:

@@ -102,6 +102,37 @@ def test_what_a_worker_releases_comes_back_and_what_it_rejects_is_a_dead_letter(
     worker.consumer.close()
 
 
+def test_a_record_that_is_released_too_often_is_a_dead_letter(broker: BrokerProcess) -> None:
+    """Each time it comes back after the topic's backoff, and not before."""
+    topic = make_topic(broker, "stubborn", 1, retry_delay_ms=300, deliveries_max=3)
+    fill(broker, topic, [b"poison"], 1)
+    worker = explicit(broker, "stubborn", topic)
+    released_at = 0.0
+    for count in range(1, 4):
+        worker.poll_until(lambda: len(worker.messages) == count)  # noqa: B023  called in the loop
+        assert count == 1 or time.monotonic() - released_at >= 0.3
+        released_at = time.monotonic()
+        worker.consumer.acknowledge(worker.messages[-1], AcknowledgeType.RELEASE)
+        worker.consumer.commit_sync(timeout=PATIENCE_SECONDS)
+    (dead,) = consume(broker, f"{topic}.dlq", 1)
+    assert dead.value() == b"poison"
+    assert offsets(broker, "stubborn") == {0: 1}
+    worker.consumer.close()
+
+
+def test_a_lease_that_runs_out_goes_to_another(broker: BrokerProcess) -> None:
+    topic = make_topic(broker, "slow", 1, visibility_ms=1000, retry_delay_ms=0)
+    fill(broker, topic, VALUES[:2], 1)
+    slow = explicit(broker, "slow", topic)
+    slow.poll_until(lambda: len(slow.messages) == 2)
+    other = Worker(broker, "slow", topic)
+    other.poll_until(lambda: len(other.messages) == 2)
+    other.consumer.commit_sync(timeout=PATIENCE_SECONDS)
+    assert offsets(broker, "slow") == {0: 2}
+    for one in (slow, other):
+        one.consumer.close()
+
+
 def test_lanes_hold_over_kafka(broker: BrokerProcess) -> None:
     topic = make_topic(broker, "lanes", 1)
     for lane in ("low", "low", "critical"):
