@@ -39,6 +39,7 @@ from millstream.log._batch_layout import (
     Scan,
     placed,
     read_header,
+    sealed,
     stamped,
     walk,
 )
@@ -125,6 +126,7 @@ __all__ = [
     "read_header",
     "retain",
     "scan",
+    "sealed",
     "stamped",
     "verify",
     "walk",

@@ -1,0 +1,245 @@
+"""The sink: `df.write.format("millstream")` and `df.writeStream.format("millstream")`.
+
+Against Millstream every write is exactly once. Tasks stage their rows (`staging.py`); the commit
+names the parts of the attempts that won, and the broker puts all of them into their topics, or has
+done so before. A stream's writer is its query's id, and its batches are its micro-batches: what is
+replayed after a crash adds nothing. A batch write has a writer of its own, so it is there whole or
+not at all; with the options `writer` and `batch` it can be repeated too.
+
+Against any other broker of the Kafka protocol rows are there at least once (`kafka_sink.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from millstream.errors import MillstreamError, SaveModeInvalid, WriterAhead, WriterNameless
+from millstream.spark.kafka_client import Kafka
+from millstream.spark.kafka_sink import produce_rows
+from millstream.spark.options import BrokerPlace, option_invalid
+from millstream.spark.sink_options import SinkOptions, sink_options
+from millstream.spark.sink_schema import check_columns
+from millstream.spark.staging import MillstreamBroker, TaskDone, TaskPlace, client_of, stage_rows
+from millstream.wire.staged import NO_PART
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+# Under these names Spark tells a task which query it works for. They are documented nowhere, and
+# held by a test.
+QUERY_PROPERTY = "sql.streaming.queryId"
+BATCH_PROPERTY = "streaming.sql.batchId"
+HTTP_CONFIG = "millstream.http"
+
+logger = logging.getLogger("millstream.spark")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where rows go. `url` is Millstream's; None: another broker of the Kafka protocol."""
+
+    url: str | None
+    options: SinkOptions
+
+
+@dataclass(frozen=True)
+class Written(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    done: TaskDone
+
+
+def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchSink:
+    if overwrite:
+        raise SaveModeInvalid("a topic cannot be overwritten, only written to; use .mode('append')")
+    target = _target(given, schema, is_stream=False)
+    options = target.options
+    return BatchSink(target, options.writer or f"spark-{uuid.uuid4().hex}", options.batch or 0)
+
+
+def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamSink:
+    if overwrite:
+        raise SaveModeInvalid(
+            "a topic takes new records and keeps the old ones; use .outputMode('append') or "
+            "'update'"
+        )
+    return StreamSink(_target(given, schema, is_stream=True))
+
+
+def _target(given: Mapping[str, str], schema: StructType, *, is_stream: bool) -> Target:
+    """Everything that can be wrong with a write before it has a row is found here."""
+    options = sink_options(given, os.environ, is_stream=is_stream)
+    url = http_of(options.place)
+    check_columns(
+        [(field.name, field.dataType.simpleString()) for field in schema.fields],
+        has_topic=options.topic is not None,
+        is_millstream=url is not None,
+    )
+    if url is None:
+        logger.warning(
+            "%s is no Millstream: rows are written at least once", ", ".join(options.place.servers)
+        )
+    return Target(url, options)
+
+
+def http_of(place: BrokerPlace) -> str | None:
+    """Millstream's HTTP address, as given or as the broker itself says it."""
+    if place.url is not None:
+        return place.url
+    with Kafka(place, place.servers) as kafka:
+        address = kafka.broker_config(HTTP_CONFIG)
+    if not address:
+        return None
+    if address.endswith(":0"):
+        raise option_invalid(
+            "servers",
+            ",".join(place.servers),
+            "and the Millstream there does not say where its HTTP listener is; give the option "
+            "server too",
+        )
+    scheme = "https" if place.uses_tls else "http"
+    return address if "://" in address else f"{scheme}://{address}"
+
+
+# ---- batch
+
+
+class BatchSink(DataSourceArrowWriter):
+    def __init__(self, target: Target, writer: str, batch: int) -> None:
+        self.target = target
+        self.writer = writer
+        self.batch = batch
+
+    def write(self, iterator: Iterator[Any]) -> Written:
+        context = _context()
+        place = TaskPlace(self.writer, self.batch, context.partitionId(), context.attemptNumber())
+        return Written(_write(self.target, place, iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        done = _done(messages)
+        if self.target.url is None or not done:
+            return
+        commit_staged(self.target.url, self.target.options, done)
+        if self.target.options.writer is None:
+            # Nobody will come by this name again.
+            with suppress(MillstreamError), _client(self.target) as client:
+                client.writers.forget(self.writer)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
+        abort_staged(self.target, self.writer, self.batch)
+
+
+# ---- stream
+
+
+class StreamSink(DataSourceStreamArrowWriter):
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    def write(self, iterator: Iterator[Any]) -> Written:
+        context = _context()
+        writer = self.target.options.writer or context.getLocalProperty(QUERY_PROPERTY)
+        batch = context.getLocalProperty(BATCH_PROPERTY)
+        if not writer or batch is None:
+            raise WriterNameless(
+                "Spark did not tell the task its query and its micro-batch; use the Spark that "
+                "this version of Millstream is made for, or write with foreachBatch and the "
+                "options writer and batch"
+            )
+        place = TaskPlace(writer, int(batch), context.partitionId(), context.attemptNumber())
+        return Written(_write(self.target, place, iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        done = _done(messages)
+        if self.target.url is None or not done:
+            return
+        if commit_staged(self.target.url, self.target.options, done):
+            _require_newest(self.target, done[0].writer, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        # Without a message nobody knows the query's name; what is staged goes by its age.
+        for one in _done(messages)[:1]:
+            abort_staged(self.target, one.writer, batchId)
+
+
+def _require_newest(target: Target, writer: str, batch: int) -> None:
+    """Only a stream's last micro-batch is ever replayed. An older one comes of a checkpoint that
+    was put back or deleted, and its rows are not those that were written under its number."""
+    with _client(target) as client:
+        last = client.writers.get(writer).last
+    if last is not None and last.batch > batch:
+        raise WriterAhead(
+            f"the writer {writer} has committed micro-batch {last.batch}, and this query is at "
+            f"{batch}: its checkpoint is older than what it wrote. Go on with the newest "
+            "checkpoint, or start with another writer (option writer), which may write records "
+            "again",
+            writer=writer,
+            batch=batch,
+            last=last.batch,
+        )
+
+
+# ---- both
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    assert context is not None, "rows are written by tasks"
+    return context
+
+
+def _done(messages: Iterable[WriterCommitMessage | None]) -> list[TaskDone]:
+    return [cast(Written, one).done for one in messages if one is not None]
+
+
+def _client(target: Target) -> Any:
+    assert target.url is not None
+    return client_of(target.url, target.options.place, target.options.patience_s)
+
+
+def _write(target: Target, place: TaskPlace, batches: Iterable[Any]) -> TaskDone:
+    if target.url is None:
+        return produce_rows(batches, target.options, place, wall_ms)
+    with _client(target) as client:
+        return stage_rows(batches, target.options, place, MillstreamBroker(client), wall_ms)
+
+
+def wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def commit_staged(url: str, options: SinkOptions, done: list[TaskDone]) -> bool:
+    """Whether it was committed before. All tasks are of one writer and one batch."""
+    writer, batch = done[0].writer, done[0].batch
+    parts = [part for one in done for part in one.parts]
+    if not parts:
+        return False
+    if NO_PART in parts:
+        return True
+    with client_of(url, options.place, options.patience_s) as client:
+        committed = client.writers.commit(writer, batch, parts)
+    if committed.skipped:
+        logger.warning("batch %s of %s left records out: %s", batch, writer, committed.skipped)
+    return bool(committed.already)
+
+
+def abort_staged(target: Target, writer: str, batch: int) -> None:
+    """What is left behind when this fails, goes by its age. A commit that runs goes on."""
+    if target.url is None:
+        return
+    with suppress(MillstreamError), client_of(target.url, target.options.place, 5.0) as client:
+        client.writers.abort(writer, batch)

@@ -1,0 +1,159 @@
+"""Rows for a broker that is known by the Kafka protocol alone: an idempotent producer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from broker_process import BrokerProcess
+from millstream.client import Client
+from millstream.errors import KafkaRefused, RowInvalid
+from millstream.log.batch import encode, read_header, verify
+from millstream.spark import kafka_sink
+from millstream.spark.encoding import Encoder, TopicShape
+from millstream.spark.kafka_client import Broken, Connection, Kafka
+from millstream.spark.kafka_sink import IdempotentProducer, Part, numbered, produce_rows
+from millstream.spark.sink_options import SinkOptions, sink_options
+from millstream.spark.staging import TaskPlace
+from millstream.wire.kafka import produce, produce_request
+from millstream.wire.partitioning import partition_of_key
+
+PLACE = TaskPlace("w", 0, 0, 0)
+NOW_MS = 1_800_000_000_000
+names = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def client(broker: BrokerProcess) -> Iterator[Client]:
+    with Client(broker.url("")) as made:
+        yield made
+
+
+@pytest.fixture
+def topic(client: Client) -> str:
+    return client.topics.create(f"kafka-sink-{next(names)}", partitions=3).name
+
+
+def options(broker: BrokerProcess, topic: str, **given: str) -> SinkOptions:
+    return sink_options(
+        {"servers": broker.kafka, "topic": topic, "batchSize": "1K", **given}, {}, is_stream=False
+    )
+
+
+def rows(count: int) -> Any:
+    values = pa.array([b"%d" % n for n in range(count)], pa.binary())
+    keys = pa.array([b"k%d" % (n % 10) for n in range(count)], pa.binary())
+    return pa.RecordBatch.from_arrays([keys, values], names=["key", "value"])
+
+
+def produced(broker: BrokerProcess, topic: str, batches: Iterable[Any], **given: str) -> None:
+    produce_rows(batches, options(broker, topic, **given), PLACE, lambda: NOW_MS)
+
+
+def numbers(client: Client, topic: str) -> list[int]:
+    return sorted(int(one.text) for one in client.read(topic))
+
+
+def test_rows_are_produced_where_their_keys_say(
+    broker: BrokerProcess, client: Client, topic: str
+) -> None:
+    produced(broker, topic, [rows(1000)], compression="zstd")
+    assert numbers(client, topic) == list(range(1000))
+    for one in client.read(topic):
+        assert one.partition == partition_of_key(one.key or b"", 3)
+    of_key = [int(one.text) for one in client.read(topic) if one.key == b"k3"]
+    assert of_key == sorted(of_key)
+
+
+def test_a_request_whose_answer_is_lost_is_sent_again_and_stored_once(
+    broker: BrokerProcess, client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = iter([True, False, True])
+    exchange = kafka_sink._produced
+
+    def lossy(
+        connection: Connection, client_id: str, batches: dict[Part, bytes]
+    ) -> list[produce_request.Answered]:
+        answer = exchange(connection, client_id, batches)
+        if next(lost, False):
+            raise Broken("the answer was lost")
+        return answer
+
+    monkeypatch.setattr(kafka_sink, "_produced", lossy)
+    produced(broker, topic, [rows(500)])
+    assert next(lost, None) is None
+    assert numbers(client, topic) == list(range(500))
+
+
+def test_a_producer_that_the_broker_forgot_is_introduced_again(
+    broker: BrokerProcess, client: Client, topic: str
+) -> None:
+    with Kafka(options(broker, topic).place, [broker.kafka]) as kafka:
+        producer = IdempotentProducer(kafka)
+        encoder = encoder_of(topic)
+        producer.send(encoder.encode(rows(100), 0).entries)
+        # As after a gap that only a broker's loss can make.
+        producer._sequences = {part: at + 7 for part, at in producer._sequences.items()}
+        producer.send(encoder.encode(rows(100), 0).entries)
+    assert numbers(client, topic) == sorted([*range(100), *range(100)])
+
+
+def encoder_of(topic: str) -> Encoder:
+    shape = TopicShape(topic, 3, "murmur2", 1000, False)
+    return Encoder(
+        topic=topic,
+        compression="none",
+        batch_bytes=1000,
+        shape_of=lambda _: shape,
+        now_ms=lambda: NOW_MS,
+    )
+
+
+def test_a_bad_row_fails_the_task(broker: BrokerProcess, topic: str) -> None:
+    with pytest.raises(RowInvalid, match=r"row 0 of task 0.*no topic nowhere"):
+        produced(broker, "nowhere", [rows(1)])
+    wrong = pa.RecordBatch.from_arrays(
+        [pa.array([b"v"]), pa.array([5], pa.int32())], names=["value", "partition"]
+    )
+    with pytest.raises(RowInvalid, match="no partition 5"):
+        produced(broker, topic, [wrong])
+
+
+def test_a_broker_that_refuses_a_batch_fails_the_task(
+    broker: BrokerProcess, client: Client
+) -> None:
+    topic = f"kafka-sink-{next(names)}"
+    client.topics.create(topic, partitions=1, settings={"compact": True})
+    keyless = pa.RecordBatch.from_arrays([pa.array([b"v"])], names=["value"])
+    with pytest.raises(KafkaRefused):
+        produced(broker, topic, [keyless])
+
+
+# ---- the bytes
+
+
+def test_requests_are_what_the_broker_reads() -> None:
+    body = produce_request.produce_request({("a", 1): b"one", ("b", 0): b"two"}, 5000)
+    read = produce.read(memoryview(body), produce_request.PRODUCE_VERSION)
+    assert (read.transactional_id, read.acks) == (None, -1)
+    found = [(name, [(p.number, bytes(p.records or b"")) for p in ps]) for name, ps in read.topics]
+    assert found == [("a", [(1, b"one")]), ("b", [(0, b"two")])]
+
+
+def test_answers_are_what_the_broker_writes() -> None:
+    results = [("a", [produce.Result(1, 0, 77), produce.Result(2, 3)])]
+    pieces = produce.response(results, produce_request.PRODUCE_VERSION)
+    frame = memoryview(b"\0\0\0\0" + b"".join(pieces))
+    assert produce_request.read_produced(frame) == [("a", 1, 0, 77), ("a", 2, 3, -1)]
+
+
+def test_a_batch_gets_its_numbers_and_stays_whole() -> None:
+    batch = encode([(1, b"k", b"v", ())] * 3, compression="lz4", lane="low")
+    made = numbered(batch, read_header(batch), produce_request.Producer(9, 2), 2**31 - 2)
+    header = verify(made, bytes_max=1000)
+    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (9, 2, 2**31 - 2)
+    assert made[61:] == batch[61:]
