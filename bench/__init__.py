@@ -11,4 +11,5 @@ WORKLOADS = {
     "topics": "bench.topics",
     "delivery": "bench.delivery",
     "kafka": "bench.kafka",
+    "spark": "bench.spark",
 }

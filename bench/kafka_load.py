@@ -8,6 +8,7 @@ Ours and Apache Kafka are loaded by the same program with the same settings.
 from __future__ import annotations
 
 import gc
+import random
 import subprocess
 import sys
 import time
@@ -23,13 +24,17 @@ QUEUE_RECORDS, QUEUE_KIB = 1_000_000, 1_000_000
 CONSUME_RECORDS = 10_000
 # Answers may take this long after the last was due.
 GRACE_S = 60.0
+# Different keys of `rows`, what its values are made of, and by which chance.
+ROW_KEYS = 10_000
+ROW_LETTERS = b"abcdefghijklmnopqrstuvwxyz0123456789"
+ROWS_SEED = 7
 # The first records of a latency run find caches cold; they are not counted.
 WARM_SHARE = 0.1
 
 
 class Load(msgspec.Struct, frozen=True):
     server: str
-    # `produce`, `consume` or `latency`.
+    # `produce`, `rows`, `consume` or `latency`.
     what: str
     topic: str
     partitions: int
@@ -95,6 +100,28 @@ def produce(load: Load) -> Outcome:
         while True:
             try:
                 send(topic, value)
+                break
+            except BufferError:
+                producer.poll(0.01)
+    if producer.flush(GRACE_S):
+        raise RuntimeError("records were not acknowledged in time")
+    return Outcome(rate=load.count / (time.perf_counter() - begin))
+
+
+def rows(load: Load) -> Outcome:
+    """Records with keys and with values that differ: the same ones each time."""
+    producer = producer_of(load, 50)
+    source = random.Random(ROWS_SEED)
+    text = bytes(source.choices(ROW_LETTERS, k=2 * ROW_KEYS))
+    keys = [f"key-{number:05}".encode() for number in range(ROW_KEYS)]
+    rest = load.record_bytes - 8
+    begin = time.perf_counter()
+    for number in range(load.count):
+        at = number % ROW_KEYS
+        value = number.to_bytes(8, "big") + text[at : at + rest]
+        while True:
+            try:
+                producer.produce(load.topic, value, keys[at])
                 break
             except BufferError:
                 producer.poll(0.01)
@@ -170,6 +197,7 @@ def latency(load: Load) -> Outcome:
 
 LOADS: dict[str, Callable[[Load], Outcome]] = {
     "produce": produce,
+    "rows": rows,
     "consume": consume,
     "latency": latency,
 }

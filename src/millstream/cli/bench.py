@@ -30,7 +30,7 @@ def bench(  # noqa: PLR0917 — typer calls it by name
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="What to measure: log, queues, topics, delivery or kafka."
+            metavar="NAME", help="What to measure: log, queues, topics, delivery, kafka or spark."
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
