@@ -17,7 +17,8 @@ from typing import NamedTuple
 from millstream.errors import BatchInvalid, BatchLengthInvalid, BodyInvalid
 from millstream.log.batch import HEADER_BYTES, read_header
 
-# What one request may carry, and one writer's name.
+# What one request may carry, unless it is one entry: that may be as large as any body. And a
+# writer's name.
 BODY_BYTES_MAX = 8 * 1024 * 1024
 WRITER_NAME = r"[A-Za-z0-9._-]{1,249}"
 # The handle of a part that nobody needs any more: its batch is committed already.
@@ -43,6 +44,17 @@ def join_entries(entries: Iterable[StagedEntry]) -> bytes:
         name = topic.encode()
         pieces += (_LENGTH.pack(len(name)), name, _PLACE.pack(partition, deliver_at_ms), batch)
     return b"".join(pieces)
+
+
+def is_too_large(body: bytes) -> bool:
+    """Whether it has more bytes than several entries may have, and is several."""
+    if len(body) <= BODY_BYTES_MAX:
+        return False
+    start: int = _LENGTH.size + _LENGTH.unpack_from(body)[0] + _PLACE.size
+    try:
+        return start + read_header(body, start).size < len(body)
+    except BatchInvalid:
+        return True
 
 
 def split_entries(body: bytes) -> list[StagedEntry]:

@@ -22,7 +22,7 @@ from millstream.listeners.http.bodies import (
 )
 from millstream.listeners.http.later import Later, later
 from millstream.listeners.http.parameters import Parameters, whole
-from millstream.wire.staged import BODY_BYTES_MAX
+from millstream.wire.staged import BODY_BYTES_MAX, is_too_large
 from millstream.wire.times import delay_ms_of
 
 if TYPE_CHECKING:
@@ -64,10 +64,10 @@ class WriterAnswers:
             parameters.whole("attempt", 0, 0, ATTEMPT_MAX),
         )
         body = call.body
-        if len(body) > BODY_BYTES_MAX:
+        if is_too_large(body):
             raise BodyTooLarge(
-                f"the body has {len(body)} bytes, and one request stages at most "
-                f"{BODY_BYTES_MAX}; send several",
+                f"the body has {len(body)} bytes, and several entries in one request at most "
+                f"{BODY_BYTES_MAX}; send several requests",
                 limit_bytes=BODY_BYTES_MAX,
             )
 

@@ -99,9 +99,9 @@ STAGE = Form(
     "The body is entries, one after the other: the length of the topic's name (2 bytes, "
     "big-endian) and the name, the partition (4), a time in milliseconds or 0 for now (8), and a "
     "record batch. With a time, its records are scheduled, and the partition may be -1: that of "
-    f"the key. At most {BODY_BYTES_MAX} bytes; several requests are several parts. Nobody sees "
-    "any of it before the commit. An error has the index of the bad entry in `entry`; then "
-    "nothing is stored.",
+    f"the key. Several entries have at most {BODY_BYTES_MAX} bytes together, one alone as many as "
+    "any body; several requests are several parts. Nobody sees any of it before the commit. An "
+    "error has the index of the bad entry in `entry`; then nothing is stored.",
 )
 _COMMITTED = shown(
     "Committed",
