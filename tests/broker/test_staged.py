@@ -307,6 +307,19 @@ def test_there_are_no_more_parts_than_allowed() -> None:
     stage(house, entry(b"c"), batch=1)
 
 
+def test_what_one_append_does_not_forget_is_forgotten_later(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millstream.broker.staged_commits.FORGOTTEN_AT_ONCE", 2)
+    parts = [stage(house, entry(b"%d" % n), task=n) for n in range(5)]
+    kept = stage(house, entry(b"next"), batch=1)
+    assert commit(house, parts).records == 5
+    assert facts(house).parts == 4
+    house.scheduler.advance(61)
+    assert facts(house).parts == 1
+    assert commit(house, [kept], batch=1).records == 1
+
+
 def test_a_commit_names_no_more_parts_than_allowed() -> None:
     house = house_of(commit_parts_max=2)
     parts = [stage(house, entry(b"a")) for _ in range(3)]

@@ -94,6 +94,16 @@ def test_a_body_of_many_megabytes_is_staged_and_copied(v1: V1) -> None:
     assert sum(one["end"] for one in ends) == 7200
 
 
+def test_one_batch_may_be_larger_than_several(v1: V1) -> None:
+    topic, writer = v1.topic(message_bytes_max=12_000_000), fresh("writer")
+    large = entry(topic, "x" * 10_000_000)
+    part = stage(v1, writer, large)
+    body = join_entries([large, entry(topic, "a")])
+    v1.refused(413, "body_too_large", "POST", parts_of(writer), raw=body)
+    assert commit(v1, writer, [part])["records"] == 1
+    assert len(v1.values(topic)[0]) == 10_000_000
+
+
 def test_who_does_not_wait_is_told_how_far_it_is(v1: V1) -> None:
     topic, writer = v1.topic(), fresh("writer")
     part = stage(v1, writer, *(entry(topic, *["x" * 500] * 100) for _ in range(100)))
@@ -132,7 +142,7 @@ def test_writers_are_listed_page_by_page(v1: V1) -> None:
     for name in names:
         commit(v1, name, [])
     found: list[str] = []
-    after = "paged"
+    after: str | None = "paged"
     while after is not None and len(found) < 50:
         page = v1.good("GET", "/writers", after=after, limit=2)
         found += [one["writer"] for one in page["writers"]]
@@ -168,6 +178,8 @@ def test_a_body_that_is_none_is_refused(v1: V1) -> None:
     v1.refused(400, "batch_length_invalid", "POST", path, raw=body[:-1])
     bad = body[:-1] + bytes((body[-1] ^ 1,))
     v1.refused(400, "batch_checksum_mismatch", "POST", path, raw=bad)
+    several = (BODY_BYTES_MAX // len(body) + 1) * body
+    v1.refused(413, "body_too_large", "POST", path, raw=several)
     v1.refused(413, "body_too_large", "POST", path, raw=bytes(BODY_BYTES_MAX + 1))
     v1.refused(403, "topic_reserved", "POST", path, raw=join_entries([entry("__staged", "a")]))
 

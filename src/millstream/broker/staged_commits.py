@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import structlog
 
 from millstream.broker.staged_log import log_failure
-from millstream.broker.staged_values import Committing, Last, Progress
+from millstream.broker.staged_values import FORGOTTEN_AT_ONCE, Committing, Last, Progress
 from millstream.broker.staged_view import committing_change, last_change, progress_change
 from millstream.engine.pending import Pending, follow
 from millstream.errors import (
@@ -250,7 +250,8 @@ class Commits:
         """What nobody needs when the batch is committed."""
         writer = self._view.writers.get(one.writer)
         ids = [] if writer is None else self._view.until(writer, one.committing.batch)
-        return {id: self._view.parts[id] for id in ids}
+        # Should there be more, the next sweep forgets them.
+        return {id: self._view.parts[id] for id in ids[:FORGOTTEN_AT_ONCE]}
 
     def _last(self, one: Running, progress: Progress) -> list[Change]:
         """What the last step says of the writer."""

@@ -19,6 +19,7 @@ from millstream.broker.schedule_values import (
     schedule_fields,
 )
 from millstream.broker.staged_values import (
+    ENTRY_BYTES_MAX,
     FOR_PARTITION,
     FOR_SCHEDULES,
     PARTITION,
@@ -133,7 +134,7 @@ def _topics(
 
 def _add_batch(ready: Ready, topic: Topic, entry: StagedEntry, around: Surroundings) -> bool:
     """Whether it is of another lane than normal."""
-    bytes_max = around.topics.batch_bytes_max(topic)
+    bytes_max = min(around.topics.batch_bytes_max(topic), ENTRY_BYTES_MAX)
     try:
         [one] = check_batches(topic, [(entry.partition, entry.batch)], bytes_max)
     except MillstreamError as error:
@@ -158,7 +159,8 @@ def _add_schedules(ready: Ready, topic: Topic, entry: StagedEntry, around: Surro
     due_ms, now_ms = entry.deliver_at_ms, around.clock.wall_ms()
     if due_ms < 0:
         raise DelayInvalid(f"{due_ms} is not a time in milliseconds since 1970")
-    header = batches.examine(entry.batch, bytes_max=around.topics.batch_bytes_max(topic))
+    bytes_max = min(around.topics.batch_bytes_max(topic), ENTRY_BYTES_MAX)
+    header = batches.examine(entry.batch, bytes_max=bytes_max)
     if header.is_control or header.is_transactional:
         raise BatchInvalid("a batch of records for later is neither control nor transactional")
     fields: list[batches.Fields] = []

@@ -40,6 +40,10 @@ SETTINGS = PartitionSettings(
     retention_bytes=None,
     batch_bytes_max=64 * 1024 * 1024,
 )
+# A step is one journal frame, which has at most 64 MiB: there must be room for one batch, and for
+# what is forgotten with the last step.
+ENTRY_BYTES_MAX = 48 * 1024 * 1024
+FORGOTTEN_AT_ONCE = 10_000
 # Numbers of batches are 63 bits.
 BATCH_MAX = 2**63 - 1
 

@@ -130,6 +130,11 @@ class WritersView:
         """What forgets parts."""
         return [(PART + id.encode(), None) for id in ids]
 
+    def is_over(self, part: Part) -> bool:
+        """Whether its batch is committed."""
+        writer = self.writers.get(part.writer)
+        return writer is not None and writer.is_committed(part.batch)
+
     def until(self, writer: Writer, batch: int) -> list[str]:
         """The parts of a writer's batches up to one."""
         return [id for one, ids in writer.parts.items() if one <= batch for id in ids]

@@ -428,7 +428,7 @@ class StagedWrites:
             follow(self._log.cut(self._commits.is_busy)).then(log_failure)
 
     def _sweep(self) -> None:
-        """Forget what was staged long ago and never committed; again after a while."""
+        """Forget what nobody will commit; again after a while."""
         if self._is_stopped:
             return
         follow(self._expire()).then(log_failure)
@@ -441,7 +441,8 @@ class StagedWrites:
         ids = [
             id
             for id, part in self._view.parts.items()
-            if part.staged_ms <= horizon_ms and not self._commits.is_busy(part)
+            if (part.staged_ms <= horizon_ms or self._view.is_over(part))
+            and not self._commits.is_busy(part)
         ]
         self.counts.expired += len(ids)
         yield from self._forget_parts(ids)
