@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_process import BrokerProcess
+from broker_process import MILL, BrokerProcess, plain_environment
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -33,3 +33,22 @@ def test_what_the_readme_shows_is_what_happens(tmp_path: Path, title: str, count
             # Microseconds and milliseconds since 1970.
             shown = re.sub(r"\b\d{16}\b", "1701234567890123", done.stdout)
             assert re.sub(r"\b\d{13}\b", "1701234567890", shown) == expected
+
+
+def test_the_first_job_of_the_readme_is_done_as_it_shows(tmp_path: Path) -> None:
+    section = README.read_text(encoding="utf-8").split("## A first job\n")[1].split("\n## ")[0]
+    (block,) = re.findall(r"```\n(.*?)```", section, re.DOTALL)
+    mill = " ".join(map(shlex.quote, MILL))
+    with BrokerProcess(str(tmp_path)) as broker:
+        place = {"MILLSTREAM_SERVER": broker.wait_until_ready().url("")}
+        for part in block.removeprefix("$ ").split("\n$ "):
+            command, _, expected = part.rstrip("\n").partition("\n")
+            done = subprocess.run(
+                ["sh", "-c", command.replace(".venv/bin/mill", mill)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=plain_environment(place),
+                check=True,
+            )
+            assert done.stdout.rstrip("\n") == expected

@@ -34,6 +34,8 @@ FLAGS = (
     "--topic-message-bytes-max=16K",
     "--journal-bytes=1M",
     "--checkpoint-interval=1s",
+    # On a busy machine most leases run out after a kill; that must not pause dead letters.
+    "--breaker-settlings-min=1000000",
 )
 
 

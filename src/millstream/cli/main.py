@@ -7,6 +7,7 @@ and the light commands are quick; its row in NOUNS is all that the help page sho
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,7 +56,16 @@ class LazyGroup(TyperGroup):
         if name in NOUNS:
             module, _ = NOUNS[name]
             command = typer.main.get_command(importlib.import_module(module).app)
+            _join_lines(command)
         return name, command, rest
+
+
+def _join_lines(command: Any) -> None:
+    """Paragraphs of help end where the terminal does, and not where their source does."""
+    paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
+    command.help = "\n\n".join(one.replace("\n", " ") for one in paragraphs)
+    for one in getattr(command, "commands", {}).values():
+        _join_lines(one)
 
 
 app = typer.Typer(

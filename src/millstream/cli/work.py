@@ -61,7 +61,8 @@ def work(  # noqa: PLR0917  typer calls it by name
         typer.Option(
             "--visibility",
             metavar="DURATION",
-            help="How soon a record comes back if this worker dies; by default as its topic says.",
+            help="How soon a record comes back if this worker dies; by default as its group or its "
+            "topic says.",
         ),
     ] = None,
     count: Annotated[
