@@ -47,6 +47,8 @@ CONNECT_S = 10.0
 # An answer that takes longer is taken for lost. A fetch waits half a second at most.
 ANSWER_S = 30.0
 PAUSE_S, PAUSE_S_MAX = 0.05, 1.0
+# Who closes so many new connections without a word, and never spoke, speaks something else.
+MUTE_TRIES = 3
 # The longest answer that is read: fetches ask for less, unless one batch is larger.
 ANSWER_BYTES_MAX = 2**31 - 1
 # What our own requests need; a broker may speak newer ones.
@@ -63,6 +65,10 @@ _NAMES = {5: "LEADER_NOT_AVAILABLE", 9: "REPLICA_NOT_AVAILABLE", 14: "COORDINATO
 
 class Broken(Exception):
     """The connection ended, or time ran out, before the answer was there."""
+
+
+class Mute(Broken):
+    """A new connection was closed before anything was said."""
 
 
 class Again(Exception):
@@ -91,8 +97,10 @@ class Connection:
             raise Broken(_why(error)) from error
         try:
             self._learn_versions()
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, Broken):
+                raise Mute(str(error)) from error
             raise
 
     def _learn_versions(self) -> None:
@@ -238,10 +246,14 @@ class Kafka:
         """The call's result, tried again while the broker is away."""
         pauses = RetryPolicy(self.place.patience_s, PAUSE_S, PAUSE_S_MAX).pauses()
         deadline = self._clock() + self.place.patience_s
+        mute = 0
         while True:
             try:
                 return call()
             except (Broken, Again) as error:
+                mute += isinstance(error, Mute)
+                if mute == MUTE_TRIES and not self._facts.brokers:
+                    raise _stranger(self._addresses[0]) from error
                 self.close()
                 pause_s = pauses.next_s()
                 if self._clock() + pause_s >= deadline:

@@ -66,24 +66,27 @@ class Progress:
     """Where a task is; what reads for it moves it on."""
 
     offset: int
+    # Records before are not given, though they may come in a batch with others.
+    first: int
 
 
 def read(reading: Reading, task: Task) -> Iterator[Any]:
     """The rows as pa.RecordBatches, in the order of their offsets."""
     part, start, end = task.range
     rows = Rows(reading.shape, part)
-    progress = Progress(start)
+    progress = Progress(start, start)
     if task.files is not None and (reading.access == "files" or segments.can_see(task.files)):
-        yield from _rows(rows, _from_files(reading, task, task.files, progress), start, end)
+        yield from _rows(rows, _from_files(reading, task, task.files, progress), progress, end)
     if progress.offset < end:
-        yield from _rows(rows, _from_wire(reading, task, progress), start, end)
+        yield from _rows(rows, _from_wire(reading, task, progress), progress, end)
 
 
-def _rows(rows: Rows, found: Iterator[Found], start: int, end: int) -> Iterator[Any]:
+def _rows(rows: Rows, found: Iterator[Found], progress: Progress, end: int) -> Iterator[Any]:
     dropping = Dropping()
     for one in found:
         for chunk in chunks(one, dropping):
-            made = rows.make(chunk.data, start, end, is_append_time=chunk.is_append_time)
+            first, is_append_time = progress.first, chunk.is_append_time
+            made = rows.make(chunk.data, first, end, is_append_time=is_append_time)
             if made.num_rows:
                 yield made
 
@@ -227,6 +230,7 @@ def _from_wire(reading: Reading, task: Task, progress: Progress) -> Iterator[Fou
     with Kafka(reading.place, reading.servers, isolation=reading.isolation) as kafka:
         if not _is_same(kafka, task):
             skip_or_fail(reading, task.range, progress, end, "its topic was deleted")
+            return
         while progress.offset < end:
             try:
                 for found in fetching.read(
@@ -237,6 +241,7 @@ def _from_wire(reading: Reading, task: Task, progress: Progress) -> Iterator[Fou
                 progress.offset = end
             except fetching.Gone:
                 skip_or_fail(reading, task.range, progress, end, "its topic was deleted")
+                return
             except fetching.OutOfRange:
                 earliest = kafka.list_offsets({part: EARLIEST}).get(part)
                 latest = kafka.list_offsets({part: LATEST}).get(part)
@@ -275,7 +280,7 @@ def skip_or_fail(reading: Reading, wanted: Range, progress: Progress, until: int
         until - 1,
         why,
     )
-    progress.offset = until
+    progress.offset = progress.first = until
 
 
 def data_lost(part: Part, first: int, until: int | None, why: str) -> DataLost:
