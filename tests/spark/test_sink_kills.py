@@ -1,4 +1,4 @@
-"""Drivers and brokers that are killed at every moment of a write: each row is there once.
+"""Drivers, workers and brokers that are killed at every moment of a write: each row is there once.
 
 The proxy stands between them and knows the moment. Kills go on along one query: what one run
 leaves behind is what the next one starts from.
@@ -15,9 +15,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from broker_process import PATIENCE_SECONDS, BrokerProcess
@@ -32,6 +34,7 @@ ROWS = 200
 # A JVM starts, and a query; more than once, on a busy machine.
 RUN_SECONDS = 4 * PATIENCE_SECONDS
 ROUNDS = 25
+WORKER = "pyspark.daemon"
 
 
 def make_files(folder: Path, count: int, rows: int = ROWS, padding: str = "") -> list[str]:
@@ -76,6 +79,18 @@ class DriverRun:
     def kill(self) -> None:
         os.killpg(self.process.pid, signal.SIGKILL)
 
+    def kill_workers(self) -> None:
+        """The Python processes that run its tasks, which are children of one of their kind."""
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                parent = process.parent()
+                if (
+                    parent is not None
+                    and WORKER in process.cmdline()
+                    and WORKER in parent.cmdline()
+                ):
+                    process.kill()
+
     def wait(self) -> int:
         try:
             return self.process.wait(RUN_SECONDS)
@@ -100,8 +115,11 @@ def kill_drivers(tmp_path: Path, moments: Iterable[Moment]) -> None:
             proxy.arm(moment, run.kill)
             assert run.wait() == -signal.SIGKILL, run.said()
             assert proxy.called == number
+        # The last one only loses its workers: tasks are tried again.
         last = DriverRun(proxy, tmp_path / "rows", checkpoint)
+        proxy.arm("writing", last.kill_workers)
         assert last.wait() == 0, last.said()
+        assert proxy.called == len(order) + 1
         assert_once(broker, "once", values)
 
 

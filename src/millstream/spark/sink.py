@@ -90,10 +90,25 @@ def _target(given: Mapping[str, str], schema: StructType, *, is_stream: bool) ->
         is_millstream=url is not None,
     )
     if url is None:
+        _require_plain(options)
         logger.warning(
             "%s is no Millstream: rows are written at least once", ", ".join(options.place.servers)
         )
     return Target(url, options)
+
+
+def _require_plain(options: SinkOptions) -> None:
+    """Another broker of the Kafka protocol has neither dead letters nor writers."""
+    asked = {
+        "onError": "deadletter" if options.to_dead_letters else None,
+        "writer": options.writer,
+        "batch": options.batch,
+    }
+    for name, value in asked.items():
+        if value is not None:
+            raise option_invalid(
+                name, value, "and only Millstream can do that; this broker is another: leave it out"
+            )
 
 
 def http_of(place: BrokerPlace) -> str | None:
