@@ -159,7 +159,12 @@ class Delivery:
         while True:
             room = granting.room(crew, wish)
             taking = Taking(room, wish.bytes_max)
-            yield from self._take(polling, shares, taking)
+            try:
+                yield from self._take(polling, shares, taking)
+            except MillstreamError:
+                # What cannot be read in one place does not keep back what was found in others.
+                if not taking.taken:
+                    raise
             limited_by = None if taking.has_room else room.limited_by
             if polling.is_over and taking.taken:
                 granting.give_up(taking)

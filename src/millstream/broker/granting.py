@@ -19,7 +19,7 @@ from millstream.broker import lease_events as events
 from millstream.broker.delivery_values import Delivered, Received
 from millstream.broker.ledger import HELD, NORMAL, Grant, Ledger, Open
 from millstream.engine.pending import Pending
-from millstream.errors import LogDamaged, OffsetOutOfRange
+from millstream.errors import LogDamaged, MillstreamError, OffsetOutOfRange
 from millstream.log import batch as batches
 from millstream.log.batch import LANES
 
@@ -369,9 +369,15 @@ class Granting:
         if not ones:
             return False
         epoch = ledger.epoch
-        found, stop = yield from self.records(
-            share, ledger, [one.offset for one in ones], taking.bytes_left
-        )
+        try:
+            found, stop = yield from self.records(
+                share, ledger, [one.offset for one in ones], taking.bytes_left
+            )
+        except MillstreamError:
+            if ledger.epoch == epoch:
+                for one in ones:
+                    ledger.make_ready(one)
+            raise
         if ledger.epoch != epoch:
             return False
         part = taking.part(share, ledger, lane)
