@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from broker.leasing import house_of, outcome, publish, receive, settle, values
+from broker.leasing import house_of, outcome, publish, receive, settle, start, values
 from broker.making import House
 from millstream.broker.delivery_values import Receive, Received
 from millstream.broker.polling import Polling
@@ -29,6 +29,23 @@ def unreadable(topic: str, partition: int = 0) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Reader, "fetch", fetch)
         yield
+
+
+@contextmanager
+def slow_reads() -> Iterator[list[Callable[[], None]]]:
+    """Each read waits until it is called, as one from a cold disk does."""
+    real = Reader.fetch
+    waiting: list[Callable[[], None]] = []
+
+    def fetch(self: Reader, *asked: Any) -> Pending[Any]:
+        pending: Pending[Any] = Pending()
+        found = real(self, *asked)
+        waiting.append(lambda: pending.succeed(found.result()))
+        return pending
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Reader, "fetch", fetch)
+        yield waiting
 
 
 def receive_both(house: House) -> Polling[Received]:
@@ -60,3 +77,20 @@ def test_what_came_back_and_cannot_be_read_goes_out_when_it_can() -> None:
         good = [one for one in found if one.pending.error is None]
         assert [values(one.pending.result().records) for one in good] == [["a"]]
     assert sorted(values(receive(house))) == ["b", "y", "z"]
+
+
+def test_two_receives_of_a_member_that_read_at_once_have_no_more_than_one_may() -> None:
+    house = house_of(2, member_inflight_max=3)
+    publish(house, *"abc", partition=0)
+    publish(house, *"xyz", partition=1)
+    with slow_reads() as waiting:
+        first = start(house, member="w", count_max=2, wait_ms=1000)
+        second = start(house, member="w", count_max=2, wait_ms=1000)
+        house.scheduler.run()
+        while waiting:
+            waiting.pop(0)()
+            house.scheduler.run()
+        found = [*house.done(first.pending).records, *house.done(second.pending).records]
+    assert len(found) == 3
+    settle(house, "ack", *found)
+    assert len(receive(house, member="w")) == 3

@@ -169,6 +169,10 @@ class Delivery:
             if polling.is_over and taking.taken:
                 granting.give_up(taking)
                 return Received([], 0)
+            if wish.member is not None and taking.taken > granting.room(crew, wish).count:
+                # While this one read, others of the member were granted what there was room for.
+                granting.give_up(taking)
+                continue
             if taking.parts:
                 granted = granting.grant(taking, wish)
                 self._pass_on(shares, taking)
