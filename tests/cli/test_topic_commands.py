@@ -15,9 +15,11 @@ import pytest
 from broker_process import MILL, PATIENCE_SECONDS, BrokerProcess, plain_environment, wait_until
 from cli_transcripts import mill, replay
 from millstream.client import Client
+from millstream.log import batch as batches
+from millstream.wire.staged import StagedEntry, join_entries
 
 FOLDER = Path(__file__).parent / "transcripts"
-KINDS = ("topic", "group", "schedule")
+KINDS = ("topic", "group", "schedule", "writer")
 TRANSCRIPTS = sorted(path for kind in KINDS for path in FOLDER.glob(f"{kind}-*.txt"))
 
 
@@ -35,11 +37,24 @@ def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerPr
 def test_the_transcript_is_what_happens(path: Path, broker: BrokerProcess) -> None:
     if path.stem.startswith("group"):
         fill_group(broker.url(""))
+    if path.stem.startswith("writer"):
+        fill_writers(broker.url(""))
     transcript = path.read_text(encoding="utf-8")
     now = "\n".join(replay(transcript, broker.url(""))) + "\n"
     if os.environ.get("MILLSTREAM_WRITE_TRANSCRIPTS"):
         path.write_text(now, encoding="utf-8")
     assert now == transcript
+
+
+def fill_writers(server: str) -> None:
+    data = batches.encode([(1, None, b"a", ()), (1, None, b"b", ())])
+    body = join_entries([StagedEntry("totals", 0, 0, data)])
+    with Client(server) as client:
+        client.topics.create("totals", partitions=1)
+        parts = [client.writers.stage("sums", 12, task, 0, body).part for task in range(2)]
+        client.writers.commit("sums", 12, parts)
+        client.writers.stage("sums", 13, 0, 0, body)
+        client.writers.stage("new", 0, 0, 0, body)
 
 
 def fill_group(server: str) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from broker_process import BrokerProcess
+from broker_process import PATIENCE_SECONDS, BrokerProcess, plain_environment
 from client.scripted import ScriptedServer, answer, run
 from millstream.client import AsyncClient, Client
 from millstream.errors import (
@@ -19,6 +23,8 @@ from millstream.errors import (
 )
 from millstream.log import batch as batches
 from millstream.wire.staged import StagedEntry, join_entries
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "writers.md"
 
 
 def body(*values: str, topic: str = "t", partition: int = 0) -> bytes:
@@ -61,6 +67,20 @@ def test_batches_are_aborted_and_writers_forgotten(broker: BrokerProcess) -> Non
         with pytest.raises(WriterUnknown):
             client.writers.get("w")
         assert client.writers.list() == []
+
+
+def test_the_page_about_writers_says_what_happens(broker: BrokerProcess) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    [(program, printed)] = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", text, re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", program.replace("Client()", f'Client("{broker.url("")}")')],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        env=plain_environment(),
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == (printed, "")
 
 
 def test_what_is_wrong_is_told(broker: BrokerProcess) -> None:

@@ -29,6 +29,7 @@ NOUNS = {
     "topic": ("millstream.cli.topic", "The topics of a running broker."),
     "group": ("millstream.cli.group", "The consumer groups of a running broker."),
     "schedule": ("millstream.cli.schedule", "Records that are to appear later, or again."),
+    "writer": ("millstream.cli.writer", "Who writes in batches, and how far each is."),
     "dlq": ("millstream.cli.dlq", "The dead letters of a running broker."),
     "work": ("millstream.cli.work", "Run a program for each record of a topic."),
     "pipeline": ("millstream.cli.pipeline", "Programs on Spark that read and write topics."),
