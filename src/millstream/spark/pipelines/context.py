@@ -201,10 +201,11 @@ class _Watched:
             if batch <= self.batch:
                 continue
             self.batch = batch
-            if progress["numInputRows"]:
-                self.batches += 1
-            rows += int(progress["numInputRows"])
             sources = progress["sources"]
+            # Over Connect the sum of them may be missing.
+            taken = sum(int(source["numInputRows"] or 0) for source in sources)
+            self.batches += taken > 0
+            rows += taken
             self.offsets = [str(source["endOffset"]) for source in sources]
             self.behind = sum(
                 left_between(source["endOffset"], source["latestOffset"]) for source in sources

@@ -1,0 +1,70 @@
+"""Source, sink and pipelines on a real cluster, and over Connect."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from broker_process import BrokerProcess
+from spark.records import publish, read_all
+from spark.sparks import cluster, connect_server, run_program
+
+ORDERS = [{"key": f"u{n % 3}", "value": {"who": f"u{n % 3}", "total": n}} for n in range(300)]
+
+# One session for everything: executors are started once.
+ON_CLUSTER = """
+import sys
+from pathlib import Path
+from pyspark.sql import functions as f
+from millstream.spark.pipelines import archive, pipeline
+from millstream.spark.pipelines.running import RunSettings, run_pipeline
+from millstream.spark.session import spark_session
+
+@pipeline(source="cl-orders", sink="cl-doubled", key="who",
+          source_options={"valueFormat": "json", "valueSchema": "who STRING, total INT"})
+def doubled(orders):
+    @f.udf("int")
+    def twice(total):
+        return 2 * total
+    return orders.select("value.who", twice("value.total").alias("twice"))
+
+master, server, folder = sys.argv[1:]
+spark = spark_session("cluster", master=master, settings={
+    "spark.executor.memory": "512m", "spark.sql.shuffle.partitions": "2"})
+settings = RunSettings(server=server, folder=Path(folder) / "runs")
+given = {"topics": "cl-orders", "to": f"{folder}/lake"}
+print(run_pipeline(archive.PIPELINE, given, settings, session=spark).records)
+print(run_pipeline(doubled, {}, settings, session=spark).records)
+print(spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1)
+spark.stop()
+"""
+
+
+def test_source_sink_and_pipelines_run_on_a_cluster(broker: BrokerProcess, tmp_path: Path) -> None:
+    publish(broker, "cl-orders", ORDERS, partitions=4)
+    with cluster(tmp_path / "cluster") as master:
+        program = ("-c", ON_CLUSTER, master, broker.url(""), str(tmp_path))
+        archived, doubled, executors = map(int, run_program(*program).split())
+    assert (archived, doubled, executors) == (300, 300, 2)
+    out = [one.json() for one in read_all(broker, "cl-doubled")]
+    assert sorted(one["twice"] for one in out) == [2 * n for n in range(300)]
+    lake = pq.read_table(tmp_path / "lake" / "topic=cl-orders")
+    totals = [json.loads(value)["total"] for value in lake.column("value").to_pylist()]
+    assert sorted(totals) == list(range(300))
+
+
+def test_a_pipeline_runs_over_connect(broker: BrokerProcess, tmp_path: Path) -> None:
+    publish(broker, "co-orders", ORDERS)
+    query = "SELECT who, total FROM `co-orders` WHERE total >= 100"
+    with connect_server(tmp_path / "connect") as remote:
+        told = run_program(
+            *("-m", "millstream", "pipeline", "run", "sql", "--sql", query),
+            *("--to", "topic:co-big", "--key", "who", "--remote", remote),
+            *("--dir", str(tmp_path / "runs"), "--server", broker.url(""), "--json"),
+        )
+    status = json.loads(told)
+    assert (status["state"], status["records"], status["master"]) == ("finished", 300, remote)
+    out = [one.json()["total"] for one in read_all(broker, "co-big")]
+    assert sorted(out) == list(range(100, 300))
