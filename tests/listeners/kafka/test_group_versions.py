@@ -475,6 +475,17 @@ def test_a_share_gets_batches_of_just_its_records(version: int) -> None:
     assert code(start_fetch(scene, version, 0, (1, 1)).answer()) == "INVALID_REQUEST"
 
 
+def test_a_share_is_told_how_long_its_group_says_that_leases_are() -> None:
+    scene = Scene()
+    publish(scene.house, "a", topic="orders")
+    share_beat(scene, 0)
+    scene.house.done(scene.house.broker.groups.alter("g", {"visibility_ms": "90s"}))
+    fetched = start_fetch(scene, versions("share_fetch")[-1], 0).answer()
+    assert fetched.acquisition_lock_timeout == ms(90_000)
+    (lease,) = scene.house.broker.delivery.leases("g")
+    assert lease.when_ms == scene.house.scheduler.clock.now_ms + 90_000
+
+
 def test_a_fetch_of_a_share_that_may_not_wait_longer_is_answered() -> None:
     scene = Scene()
     share_beat(scene, 0)
