@@ -32,7 +32,7 @@ STAGED_ROWS: tuple[tuple[str, str, Kind, str, str], ...] = (
     (
         "commit_parts_max",
         "commit_parts_max",
-        Integer(1, 1_000_000),
+        Integer(1, 100_000),
         "10000",
         "How many parts one commit may name. More is refused with 400 and `body_invalid`.",
     ),

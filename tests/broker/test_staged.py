@@ -33,6 +33,7 @@ from millstream.errors import (
     CommitRunning,
     DelayInvalid,
     DiskFull,
+    EngineBusy,
     KeyRequired,
     ParameterInvalid,
     PartitionUnknown,
@@ -335,6 +336,28 @@ def test_no_more_bytes_are_staged_than_allowed() -> None:
     assert isinstance(house.failed(stage_soon(house, entry(b"c"))), StagedFull)
     commit(house, [one])
     stage(house, entry(b"c"), batch=1)
+
+
+def test_no_more_is_on_its_way_than_memory_may_hold(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = len(join_entries([entry(b"a")]))
+    monkeypatch.setattr("millstream.broker.staged_writes.INCOMING_BYTES_MAX", 2 * size)
+    asked = [stage_soon(house, entry(b"a")) for _ in range(3)]
+    assert isinstance(asked[2].error, EngineBusy)
+    house.scheduler.run()
+    assert facts(house).parts == 2
+    stage(house, entry(b"a"))
+
+
+def test_requests_wait_in_line_to_be_stored() -> None:
+    house = house_of(stages_at_once=1)
+    asked = [stage_soon(house, entry(b"%d" % n)) for n in range(4)]
+    broken = stage_soon(house, entry(b"x", partition=9))
+    last = stage_soon(house, entry(b"4"))
+    house.scheduler.run()
+    assert isinstance(broken.error, PartitionUnknown)
+    assert commit(house, [one.result().part for one in (*asked, last)]).records == 5
 
 
 def test_what_is_on_its_way_counts_as_staged() -> None:

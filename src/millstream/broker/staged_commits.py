@@ -11,7 +11,6 @@ the next is made ready meanwhile.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
@@ -19,6 +18,7 @@ import structlog
 from millstream.broker.staged_log import log_failure
 from millstream.broker.staged_values import FORGOTTEN_AT_ONCE, Committing, Last, Progress
 from millstream.broker.staged_view import committing_change, last_change, progress_change
+from millstream.broker.turnstile import Turnstile
 from millstream.engine.pending import Pending, follow
 from millstream.errors import (
     EngineStopped,
@@ -111,15 +111,13 @@ class Parties(NamedTuple):
 class Commits:
     __slots__ = (
         "_around",
-        "_at_once",
         "_copying",
         "_has_stopped",
-        "_line",
         "_log",
         "_schedules",
         "_traffic",
+        "_turnstile",
         "_view",
-        "_working",
         "counts",
         "running",
     )
@@ -127,12 +125,10 @@ class Commits:
     def __init__(self, around: Surroundings, parties: Parties, at_once: int) -> None:
         self._around = around
         self._view, self._log, self._copying, self._schedules, self._traffic = parties
-        self._at_once = at_once
         # By writer.
         self.running: dict[str, Running] = {}
-        # Those that copy, and those that wait until they may.
-        self._working = 0
-        self._line: deque[Pending[None]] = deque()
+        # Each that copies holds two steps in memory.
+        self._turnstile = Turnstile(at_once)
         self._has_stopped = False
         self.counts = CommitCounts()
 
@@ -197,7 +193,7 @@ class Commits:
             waiting.succeed(True)
 
     def _run(self, one: Running) -> Generator[Pending[Any], Any, Committed]:
-        yield from self._enter()
+        yield from self._turnstile.enter()
         try:
             step = yield from self._copying.step(one.places, one.progress.at)
             if step.at < len(one.places) and not one.is_stored:
@@ -210,7 +206,7 @@ class Commits:
                     return taken
                 step = taken
         finally:
-            self._leave()
+            self._turnstile.leave()
 
     def _take(self, one: Running, step: Step) -> Generator[Pending[Any], Any, Committed | Step]:
         """Do a step; the next one, which is made ready meanwhile, or that it is over."""
@@ -303,23 +299,6 @@ class Commits:
         gate, one.gate = one.gate, None
         if gate is not None:
             gate.succeed(None)
-
-    # ---- how many at once
-
-    def _enter(self) -> Generator[Pending[Any], Any, None]:
-        if self._working < self._at_once:
-            self._working += 1
-            return
-        turn: Pending[None] = Pending()
-        self._line.append(turn)
-        # Whoever leaves hands its place over.
-        yield turn
-
-    def _leave(self) -> None:
-        if self._line:
-            self._line.popleft().succeed(None)
-        else:
-            self._working -= 1
 
 
 def _after(progress: Progress, step: Step) -> Progress:

@@ -64,8 +64,10 @@ class StagedOptions:
     commit_parts_max: int = 10_000
     bytes_max: int = 64 * 1024**3
     retention_ms: int = 24 * 60 * 60 * 1000
-    # Commits that copy at the same time, each with two steps in memory; others wait in line.
+    # Commits that copy, and requests that are checked and stored, at the same time: a request takes
+    # three times its body meanwhile. Others wait in line.
     commits_at_once: int = 4
+    stages_at_once: int = 16
     # Of one step: a few milliseconds of the disk. A batch that is larger goes alone.
     step_bytes: int = 1024 * 1024
     # Fewer bytes than these are not worth cutting the log, or moving anything in it.

@@ -28,11 +28,13 @@ from millstream.broker.staged_view import (
     part_change,
     progress_change,
 )
+from millstream.broker.turnstile import Turnstile
 from millstream.engine.pending import Pending, follow
 from millstream.errors import (
     BatchCommitted,
     BodyInvalid,
     CommitRunning,
+    EngineBusy,
     ParameterInvalid,
     StagedFull,
     StagedPartUnknown,
@@ -54,6 +56,8 @@ if TYPE_CHECKING:
     from millstream.broker.wheel import Timer
     from millstream.engine.protocol import Engine
 
+# Of requests that are being stored: they are in memory.
+INCOMING_BYTES_MAX = 256 * 1024 * 1024
 # How often parts that were forgotten about are looked for, at most and at least.
 SWEEP_S_MIN, SWEEP_S_MAX = 1.0, 60.0
 SWEEPS_IN_RETENTION = 10
@@ -140,6 +144,7 @@ class StagedWrites:
         "_random_hex",
         "_schedules",
         "_sweeping",
+        "_turnstile",
         "_view",
         "counts",
     )
@@ -155,6 +160,7 @@ class StagedWrites:
         copying = Copying(engine, around, options.step_bytes)
         parties = Parties(self._view, self._log, copying, schedules, traffic)
         self._commits = Commits(around, parties, options.commits_at_once)
+        self._turnstile = Turnstile(options.stages_at_once)
         # Of requests that the view does not know yet.
         self._incoming_bytes = self._incoming_parts = 0
         self._sweeping: Timer | None = None
@@ -189,20 +195,25 @@ class StagedWrites:
 
     def _stage(self, attempt: Attempt, body: bytes) -> Generator[Pending[Any], Any, Staged]:
         check_writer(attempt.writer)
-        entries = split_entries(body)
-        if not entries:
+        if not body:
             raise BodyInvalid("there is nothing in the body to stage")
         self._require_room(attempt.writer, len(body))
         self._incoming_bytes += len(body)
         self._incoming_parts += 1
+        yield from self._turnstile.enter()
         try:
-            ready = yield from make_ready(self._around, entries, self._options.step_bytes)
-            if self._is_committed(attempt):
-                return (yield from self._not_needed(ready))
-            return (yield from self._store(attempt, ready))
+            return (yield from self._take(attempt, body))
         finally:
+            self._turnstile.leave()
             self._incoming_bytes -= len(body)
             self._incoming_parts -= 1
+
+    def _take(self, attempt: Attempt, body: bytes) -> Generator[Pending[Any], Any, Staged]:
+        entries = split_entries(body)
+        ready = yield from make_ready(self._around, entries, self._options.step_bytes)
+        if self._is_committed(attempt):
+            return (yield from self._not_needed(ready))
+        return (yield from self._store(attempt, ready))
 
     def _is_committed(self, attempt: Attempt) -> bool:
         writer = self._view.writers.get(attempt.writer)
@@ -239,6 +250,11 @@ class StagedWrites:
     def _require_room(self, writer: str, size: int) -> None:
         options, view = self._options, self._view
         self._require_writer(writer)
+        if self._incoming_bytes + size > INCOMING_BYTES_MAX:
+            raise EngineBusy(
+                f"more than {INCOMING_BYTES_MAX} bytes are about to be staged; send it later",
+                limit_bytes=INCOMING_BYTES_MAX,
+            )
         if len(view.parts) + self._incoming_parts >= options.parts_max:
             raise TooManyParts(
                 f"{options.parts_max} parts are staged, and no more are allowed; commit or abort "
