@@ -89,7 +89,7 @@ DELIVERY_ROWS: tuple[tuple[str, str, Kind, str, str], ...] = (
         Integer(1, 10_000_000),
         "100000",
         "How many records of a group may be leased or wait for a retry at a time. One that is "
-        "leased takes about 150 bytes of memory, one that failed about 1,000. Past it, a receive "
+        "leased takes about 150 bytes of memory, one that failed about 800. Past it, a receive "
         "waits until some are settled.",
     ),
     (

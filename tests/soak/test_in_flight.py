@@ -18,7 +18,7 @@ BACKLOG = 3_000_000 if IS_FULL else 200_000
 BATCH = 10_000
 # As the setting `group_inflight_max` says, with some room: of one that is leased, and one that
 # failed and comes back.
-LEASED_BYTES, FAILED_BYTES = 200, 1_250
+LEASED_BYTES, FAILED_BYTES = 200, 1_000
 # What is read ahead, journals that are not cut yet, and what the allocator keeps.
 BYTES_BESIDE = 96 * 1024 * 1024
 HOUR_MS = 3_600_000
