@@ -44,7 +44,7 @@ def test_a_shared_limit_is_kept_and_leads_to_the_end(sizes: list[int], limit: in
     # One more for each partition at most, so that none starves.
     assert total <= limit + len(sizes)
     assert all(start[part] <= taken[part] <= end[part] for part in start)
-    assert total > 0 or sum(sizes) == 0
+    assert total >= min(limit, sum(sizes))
 
 
 def test_bytes_are_limited_by_what_an_offset_weighs() -> None:

@@ -51,6 +51,9 @@ logger = logging.getLogger("millstream.spark")
 # `spark.sql.python.filterPushdown.enabled` is on; elsewhere a reader that has `pushFilters` is an
 # error, and nothing else tells a reader where it is.
 PUSHING_PROGRAM = "pyspark.sql.worker.data_source_pushdown_filters"
+# Spark 4.3.0 keeps what one query pushed for the next one of the same DataFrame, which then lacks
+# rows. The Spark that keeps them apart pushes limits as well.
+KEEPS_FILTERS_APART = hasattr(DataSourceReader, "pushLimit")
 # Among the options only where a table of the catalog is made.
 PROVIDER = "provider"
 REMEMBERED = "read with "
@@ -72,7 +75,7 @@ class MillstreamSource(DataSource):
         shape = shape_of(options, schema)
         is_pushing = options.pushes_filters
         if is_pushing is None:
-            is_pushing = _is_asked_for_filters()
+            is_pushing = KEEPS_FILTERS_APART and _is_asked_for_filters()
         return PushingReader(options, shape) if is_pushing else BatchReader(options, shape)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's
@@ -191,16 +194,36 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         driver = Driver(self._options)
         try:
-            start = driver.starting()
-            tasks = driver.tasks(start, driver.ending(), self._bounds)
+            start, end = driver.starting(), driver.ending()
+            archived: list[InputPartition] = []
+            if self._options.archive is not None:
+                archived, start = self._archived(driver, start, end)
+            tasks = driver.tasks(start, end, self._bounds)
             reading = _reading(self._options, self._shape, driver.servers)
-            return [Placed(Slice(task), reading) for task in tasks]
+            return [*archived, *(Placed(Slice(task), reading) for task in tasks)]
         finally:
             driver.close()
 
+    def _archived(
+        self, driver: Driver, start: Position, end: Position
+    ) -> tuple[list[InputPartition], Position]:
+        """The tasks that read an archive, and where the log is read from."""
+        # Here, because it needs packages that other reads do not.
+        from millstream.spark.archive_reading import ArchivedFile, bounded, with_archive
+
+        url, bounds = self._options.archive, self._bounds
+        assert url is not None
+        files, start = with_archive(url, self._options.starting, start, end, driver.loss)
+        limits = (bounds.topics, bounds.partitions, bounds.first_offset, bounds.end_offset)
+        left = [(name, bounded(wanted, *limits)) for name, wanted in files]
+        tasks = [ArchivedFile(url, name, one, self._shape) for name, one in left if one.offsets]
+        return [*tasks], start
+
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
         # Where there is no partition to read, Spark asks for one of its own.
-        return partition.batches() if isinstance(partition, Placed) else iter(())
+        batches = getattr(partition, "batches", None)
+        found: Iterator[Any] = iter(()) if batches is None else batches()
+        return found
 
 
 class PushingReader(BatchReader):

@@ -266,11 +266,18 @@ SOURCE_ROWS = (
         "Bytes asked for at once over the wire.",
     ),
     Option(
+        "includeArchive",
+        Text("the folder of an archive"),
+        None,
+        "In a batch: what `mill pipeline run archive` put there of the topics comes from its "
+        "files, and only what came since from the broker.",
+    ),
+    Option(
         "pushFilters",
         Choice(("auto", "true", "false")),
         "auto",
         "Whether filters on offset, timestamp, partition and topic choose what a batch reads. "
-        "`true` needs `spark.sql.python.filterPushdown.enabled=true`, which `auto` looks for.",
+        "`auto`: where Spark keeps the filters of two queries apart, which 4.3.0 does not.",
     ),
 )
 

@@ -25,15 +25,19 @@ class Range(NamedTuple):
 
 
 def shared_out(limit: int, start: Mapping[Part, int], end: Mapping[Part, int]) -> dict[Part, int]:
-    """The end of a batch of about `limit` offsets; at most a few more, one for each partition."""
+    """The end of a batch of `limit` offsets, or of one for each partition, if those are more."""
     sizes = {part: end[part] - start[part] for part in end if end[part] > start[part]}
     total = sum(sizes.values())
     if total <= limit:
         return dict(end)
-    return {
-        part: start[part] + max(1, limit * sizes[part] // total) if part in sizes else end[part]
-        for part in end
-    }
+    shares = {part: max(1, limit * size // total) for part, size in sizes.items()}
+    # What rounding left over goes to the largest.
+    left = max(limit - sum(shares.values()), 0)
+    for part in sorted(sizes, key=lambda part: (-sizes[part], part)):
+        more = min(left, sizes[part] - shares[part])
+        shares[part] += more
+        left -= more
+    return {part: start[part] + shares[part] if part in shares else end[part] for part in end}
 
 
 def limited_by_bytes(
