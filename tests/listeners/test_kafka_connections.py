@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import ssl
 
 import pytest
@@ -20,7 +21,12 @@ from listeners.kafka_scene import (
     fetch,
     produce,
 )
-from millstream.listeners.kafka.connection import IDLE_S_MAX, REQUEST_S_MAX, UNREAD_S_MAX
+from millstream.listeners.kafka.connection import (
+    IDLE_S_MAX,
+    OWN_PAGES_BYTES,
+    REQUEST_S_MAX,
+    UNREAD_S_MAX,
+)
 from millstream.wire.kafka.codes import Code
 
 HOUR_MS = 3_600_000
@@ -202,6 +208,27 @@ def test_large_requests_wait_for_memory_and_go_on() -> None:
             assert await slow.frame() == b""
             assert all([await client.frame() for client in clients])
             assert shared.claimed_bytes == shared.buffer_bytes == 0
+
+    run(scenario())
+
+
+def test_a_large_request_has_pages_of_its_own() -> None:
+    """Which go back to the kernel with it. Of what malloc gives, it would keep some."""
+
+    async def scenario() -> None:
+        async with Scene() as scene:
+            for size, kind in ((OWN_PAGES_BYTES, mmap.mmap), (OWN_PAGES_BYTES - 1, bytearray)):
+                client = await scene.connect()
+                client.writer.write(size.to_bytes(4, "big") + b"the rest never comes")
+                await until(lambda: scene.shared.claimed_bytes > 0, "a request that begins")
+                (connection,) = scene.shared.connections
+                assert connection._frame is not None
+                assert isinstance(connection._frame.obj, kind)
+                client.close()
+                await until(lambda: scene.shared.claimed_bytes == 0, "its end")
+            client = await scene.connect()
+            client.send(produce(batch(b"x" * 500_000, *[b"y" * 500_000] * 9)), 7)
+            assert (await client.answer(ProduceResponse, 7))[1].responses[0].name == "t"
 
     run(scenario())
 

@@ -69,7 +69,7 @@ class Clients:
                 producer.produce(topic, VALUE)
             assert producer.flush(PATIENCE_SECONDS) == 0
         self._groups(topic, number)
-        self._mistakes()
+        self._mistakes(number)
         self.admin.delete_topics([topic])[topic].result(PATIENCE_SECONDS)
 
     def _pass_records(self) -> None:
@@ -111,9 +111,11 @@ class Clients:
         for deleted in self.admin.delete_consumer_groups(groups).values():
             deleted.result(PATIENCE_SECONDS)
 
-    def _mistakes(self) -> None:
+    def _mistakes(self, number: int) -> None:
         host, _, port = self.broker.kafka.rpartition(":")
-        starts = (b"GET / HTTP/1.1\r\n\r\n", b"\0\1\0\0half a request", os.urandom(100), b"")
+        # One says that it has megabytes, and sends next to nothing.
+        much = (number * 100_003 % 90_000_000).to_bytes(4, "big") + os.urandom(100)
+        starts = (b"GET / HTTP/1.1\r\n\r\n", b"\0\1\0\0half a request", much, b"")
         for start in starts:
             with socket.create_connection((host, int(port))) as broken:
                 broken.sendall(start)

@@ -19,6 +19,7 @@ calls once a second).
 from __future__ import annotations
 
 import asyncio
+import mmap
 from collections import deque
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 # What is read at once, for all connections together.
 SHARED_BYTES = 256 * 1024
+# A request from this size on has pages of its own. Larger than what clients send by default, for
+# whom memory that malloc keeps is quicker.
+OWN_PAGES_BYTES = 4 * 1024 * 1024
 # Answers that were not taken by the kernel; past it the client is not read from.
 UNREAD_BYTES = 256 * 1024
 # A request that takes longer, from its first byte to its last, is not being sent in earnest. It
@@ -351,9 +355,8 @@ class Connection(asyncio.BufferedProtocol):
         self._mind_limits()
 
     def _begin(self, size: int, start: memoryview) -> None:
-        """The first part of a request whose rest is read into its own memory. The kernel gives
-        that page by page, so what is only announced takes none."""
-        self._frame = memoryview(bytearray(size))
+        """The first part of a request whose rest is read into its own memory."""
+        self._frame = memoryview(_memory(size))
         self._frame[: len(start)] = start
         self._filled = len(start)
 
@@ -517,6 +520,14 @@ class Connection(asyncio.BufferedProtocol):
         if not self._line and not self._is_flushing:
             self._is_flushing = True
             self._loop.call_soon(self._flush_line)
+
+
+def _memory(size: int) -> bytearray | mmap.mmap:
+    """The kernel gives it page by page, so what is only announced takes none. A large one is its
+    own: malloc would keep up to 64 MiB of such for later, once it has seen one."""
+    if size < OWN_PAGES_BYTES:
+        return bytearray(size)
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def _place(name: object) -> Address:
