@@ -190,17 +190,19 @@ def test_the_kafka_address_of_a_millstream_is_enough(
     assert {one.lane for one in client.read(topic)} == {"high"}
 
 
-def test_it_is_written_from_sql(
+def test_a_table_of_sql_takes_rows(
     spark: SparkSession, broker: BrokerProcess, client: Client, topic: str
 ) -> None:
     table = topic.replace("-", "_")
-    spark.sql(
-        f"CREATE TEMPORARY VIEW {table}_in AS SELECT 'k' AS key, CAST(id AS STRING) AS value "
-        "FROM range(5)"
-    )
-    frame = spark.sql(f"SELECT * FROM {table}_in WHERE value <> '3'")
-    write(frame, broker, topic=topic)
-    assert values(client, topic) == [b"0", b"1", b"2", b"4"]
+    options = f"server '{broker.url('')}', subscribe '{topic}', topic '{topic}'"
+    spark.sql(f"CREATE TABLE {table} USING millstream OPTIONS ({options})")
+    try:
+        rows = "SELECT CAST('k' AS BINARY), CAST(CAST(id AS STRING) AS BINARY) FROM range(5)"
+        spark.sql(f"INSERT INTO {table} (key, value) {rows}")
+        assert values(client, topic) == [b"0", b"1", b"2", b"3", b"4"]
+        assert spark.table(table).count() == 5
+    finally:
+        spark.sql(f"DROP TABLE {table}")
 
 
 # ---- once

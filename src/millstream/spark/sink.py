@@ -28,9 +28,10 @@ from pyspark.sql.datasource import (
 )
 
 from millstream.errors import MillstreamError, SaveModeInvalid, WriterAhead, WriterNameless
+from millstream.spark.datasource import table_options
 from millstream.spark.kafka_client import Kafka
 from millstream.spark.kafka_sink import produce_rows
-from millstream.spark.options import BrokerPlace, option_invalid
+from millstream.spark.options import BrokerPlace, option_invalid, was_given
 from millstream.spark.sink_options import SinkOptions, sink_options
 from millstream.spark.sink_schema import check_columns
 from millstream.spark.staging import MillstreamBroker, TaskDone, TaskPlace, client_of, stage_rows
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 QUERY_PROPERTY = "sql.streaming.queryId"
 BATCH_PROPERTY = "streaming.sql.batchId"
 HTTP_CONFIG = "millstream.http"
+# The options that say where a broker is.
+PLACES = ("server", "servers", "kafka.bootstrap.servers")
 
 logger = logging.getLogger("millstream.spark")
 
@@ -82,6 +85,9 @@ def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool)
 
 def _target(given: Mapping[str, str], schema: StructType, *, is_stream: bool) -> Target:
     """Everything that can be wrong with a write before it has a row is found here."""
+    if not any(was_given(given, name) for name in PLACES):
+        # As INSERT INTO a table has it. With a place, the comment is that of a table that was read.
+        given = table_options(schema, given)
     options = sink_options(given, os.environ, is_stream=is_stream)
     url = http_of(options.place)
     check_columns(
