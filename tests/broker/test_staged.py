@@ -24,6 +24,7 @@ from broker.staging import (
 from faults.simulated_disk import SimulatedDisk
 from millstream.broker.staged_commits import Committed, Running
 from millstream.broker.staged_writes import Attempt
+from millstream.engine.pending import follow
 from millstream.errors import (
     BatchChecksumMismatch,
     BatchCommitted,
@@ -407,6 +408,23 @@ def test_what_nobody_commits_expires() -> None:
     house.scheduler.advance(100)
     assert facts(house).last_batch == 0
     assert house.broker.staged_writes.statistics().counts.expired == 1
+
+
+def test_what_is_being_committed_does_not_expire(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millstream.broker.staged_writes.CHANGES_MAX", 1)
+    house = house_of(retention_ms=60_000)
+    parts = [stage(house, *[entry(b"x" * 300)] * 3) for _ in range(3)]
+    house.scheduler.clock.now_ms += 70_000
+    sweeping = follow(house.broker.staged_writes._expire())
+    assert facts_now(house) == 2
+    running = commit_soon(house, parts[1:]).result()
+    assert isinstance(running, Running)
+    house.done(sweeping)
+    assert running.outcome.result().records == 6
+
+
+def facts_now(house: House) -> int:
+    return house.broker.staged_writes.statistics().parts
 
 
 def test_the_log_of_what_is_staged_is_cut(house: House) -> None:

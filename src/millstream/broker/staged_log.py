@@ -15,7 +15,7 @@ import structlog
 from millstream.broker.staged_values import PARTITION, SETTINGS, Part, Place, StagedOptions
 from millstream.broker.staged_view import part_change
 from millstream.engine.pending import Pending
-from millstream.errors import LogDamaged, MillstreamError, OffsetOutOfRange
+from millstream.errors import EngineStopped, LogDamaged, MillstreamError, OffsetOutOfRange
 from millstream.log import batch as batches
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class StagedLog:
 
 
 def log_failure(done: Pending[Any]) -> None:
-    if done.error is not None:
+    if done.error is not None and not isinstance(done.error, EngineStopped):
         structlog.get_logger("millstream.broker").warning(
             "staged batches that nobody needs were not removed; the next time tries again",
             error=str(done.error),

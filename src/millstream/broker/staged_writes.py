@@ -430,11 +430,16 @@ class StagedWrites:
 
     def _forget_parts(self, ids: Sequence[str]) -> Generator[Pending[Any], Any, None]:
         for first in range(0, len(ids), CHANGES_MAX):
-            some = [id for id in ids[first : first + CHANGES_MAX] if id in self._view.parts]
+            # Meanwhile some are gone, or are being committed.
+            some = [id for id in ids[first : first + CHANGES_MAX] if self._is_idle(id)]
             self._count_forgotten(some)
             if some:
                 yield self._around.views.change(self._view, self._view.without(some))
         self._cut()
+
+    def _is_idle(self, id: str) -> bool:
+        part = self._view.parts.get(id)
+        return part is not None and not self._commits.is_busy(part)
 
     def _count_forgotten(self, ids: Sequence[str]) -> None:
         self._log.forgotten_bytes += sum(self._view.parts[id].bytes for id in ids)
@@ -457,8 +462,7 @@ class StagedWrites:
         ids = [
             id
             for id, part in self._view.parts.items()
-            if (part.staged_ms <= horizon_ms or self._view.is_over(part))
-            and not self._commits.is_busy(part)
+            if (part.staged_ms <= horizon_ms or self._view.is_over(part)) and self._is_idle(id)
         ]
         self.counts.expired += len(ids)
         yield from self._forget_parts(ids)
