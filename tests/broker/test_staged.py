@@ -23,6 +23,8 @@ from broker.staging import (
 )
 from faults.simulated_disk import SimulatedDisk
 from millstream.broker.staged_commits import Committed, Running
+from millstream.broker.staged_steps import Copying
+from millstream.broker.staged_values import PARTITION
 from millstream.broker.staged_writes import Attempt
 from millstream.engine.pending import follow
 from millstream.errors import (
@@ -501,6 +503,42 @@ def test_a_topic_of_append_times_gets_them(house: House) -> None:
     fetched = house.done(house.broker.reader.fetch("timed", 0, 0, 10, 1 << 20))
     [record] = fetched.records
     assert record.timestamp == house.scheduler.clock.now_ms
+
+
+def test_staged_records_that_a_disk_lost_are_left_out(house: House) -> None:
+    lost = stage(house, entry(b"a", b"b"), entry(b"c" * 400))
+    kept = stage(house, entry(b"d"))
+    _, end = staged_offsets(house)
+    house.done(house.engine.trim(PARTITION, end - 1))
+    done = commit(house, [lost, kept])
+    assert (done.records, done.skipped) == (1, {"log_damaged": 3})
+    assert values(house) == [b"d"]
+
+
+def test_a_commit_that_a_fault_of_ours_ended_goes_on_where_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    house = local_house_of()
+    parts = [stage(house, *[entry(*names(9 * n, 9)) for n in range(12)])]
+    step, faults = Copying.step, iter([False, False, False, True])
+
+    def faulty(self: Copying, places: Any, at: int) -> Any:
+        if next(faults, False):
+            raise RuntimeError("a fault of ours")
+        return step(self, places, at)
+
+    monkeypatch.setattr(Copying, "step", faulty)
+    running = commit_soon(house, parts).result()
+    assert isinstance(running, Running)
+    house.scheduler.run()
+    assert isinstance(running.outcome.error, RuntimeError)
+    some = len(values(house))
+    assert 0 < some < 108
+    other = stage_soon(house, entry(b"x"), batch=0)
+    assert isinstance(house.failed(commit_soon(house, [])), CommitRunning)
+    assert commit(house, parts).records == 108
+    assert values(house) == [b"%d" % n for n in range(108)]
+    assert other.is_done
 
 
 # ---- lanes and schedules
