@@ -19,11 +19,13 @@ PATIENCE_SECONDS = 60.0
 MILL = (sys.executable, "-m", "millstream")
 
 
-def wait_until(condition: Callable[[], object], what: str) -> None:
+def wait_until(
+    condition: Callable[[], object], what: str, seconds: float = PATIENCE_SECONDS
+) -> None:
     """Wait for a condition, and fail with what was waited for."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"waited {PATIENCE_SECONDS} s for {what}"
+        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
         time.sleep(0.01)
 
 

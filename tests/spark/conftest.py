@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HERE = Path(__file__).parent
+TIMEOUT_S = 900
 TEST_SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.memory": "1g",
@@ -31,6 +32,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.xdist_group("spark"))
+            # The first one pays for the start of Spark, and each for whoever else is at work.
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,8 @@ import pyspark
 from broker_process import PATIENCE_SECONDS, plain_environment, wait_until
 from millstream.spark.java import java_home
 
+# Spark takes long to start where it has to share the processor.
+SPARK_SECONDS = 4 * PATIENCE_SECONDS
 HOME = Path(pyspark.__file__).parent
 ON_LOOPBACK = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
 
@@ -53,7 +55,7 @@ class SparkProcess:
         def is_there() -> bool:
             return len(found()) >= count or self.process.poll() is not None
 
-        wait_until(is_there, pattern)
+        wait_until(is_there, pattern, SPARK_SECONDS)
         assert len(found()) >= count, self.log.read_text(encoding="utf-8")
         return found()[-1]
 
@@ -121,7 +123,7 @@ def run_program(*command: str, environment: dict[str, str] | None = None) -> str
         [sys.executable, *command],
         capture_output=True,
         text=True,
-        timeout=4 * PATIENCE_SECONDS,
+        timeout=SPARK_SECONDS,
         env=plain_environment(environment) | {"PYTHONPATH": os.environ.get("PYTHONPATH", "")},
         check=False,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.errors import PySparkException
 
 from broker_process import BrokerProcess
 from millstream.errors import ArchiveInvalid, SettingInvalid
@@ -143,6 +144,45 @@ def test_a_topic_is_read_with_its_archive_each_record_once(scene: Scene) -> None
     # The lake ends where the log began to be lost: what came after it is gone.
     with pytest.raises(ArchiveInvalid):
         scene.with_archive("ar-join")
+
+
+def test_the_source_reads_a_topic_with_its_archive(scene: Scene) -> None:
+    publish(scene.broker, "ar-source", numbered(0, 30), partitions=3)
+    scene.archive("ar-source")
+    with client_of(scene.broker) as client:
+        client.topics.purge("ar-source")
+    publish(scene.broker, "ar-source", numbered(30, 40))
+    reader = scene.spark.read.format("millstream").options(
+        server=scene.broker.url(""),
+        subscribe="ar-source",
+        includeArchive=scene.lake.url,
+        includeHeaders="true",
+        includeLane="true",
+        valueFormat="json",
+        valueSchema="n BIGINT",
+    )
+    rows = reader.load().collect()
+    assert sorted(row.value.n for row in rows) == list(range(40))
+    assert {(row.topic, row.lane) for row in rows} == {
+        ("ar-source", "high"),
+        ("ar-source", "normal"),
+    }
+    assert all("who" in [one.key for one in row.headers] for row in rows)
+    places = [(row.partition, row.offset) for row in rows]
+    assert len(set(places)) == 40
+    old = reader.load().where("offset < 5 AND partition = 1").collect()
+    assert {(row.partition, row.offset) for row in old} == {
+        (partition, offset) for partition, offset in places if partition == 1 and offset < 5
+    }
+    assert reader.load().where(f"timestamp < timestamp_millis({MONDAY + 7})").count() == 7
+    scene.archive("ar-source")
+    assert sorted(row.value.n for row in reader.load().collect()) == list(range(40))
+    for options, said in (
+        ({"startingOffsets": "latest"}, "startingOffsets"),
+        ({"startingTimestamp": "5"}, "does not begin with the earliest"),
+    ):
+        with pytest.raises(PySparkException, match=said):
+            reader.options(**options).load().collect()
 
 
 def test_what_is_archived_outlives_the_log(scene: Scene) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from broker_process import PATIENCE_SECONDS, plain_environment
+from broker_process import plain_environment
+from spark.sparks import SPARK_SECONDS
 
 FILES, ROWS = 2, 40
 TESTS = str(Path(__file__).parent.parent)
@@ -44,7 +45,7 @@ def archive(folder: Path, step: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "spark.archive_victim", str(folder), step],
         capture_output=True,
         text=True,
-        timeout=4 * PATIENCE_SECONDS,
+        timeout=SPARK_SECONDS,
         env=plain_environment({"PYTHONPATH": TESTS}),
         check=False,
     )

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from broker_process import PATIENCE_SECONDS
 from millstream.errors import JavaNotFound
 from millstream.spark import java
 from millstream.spark.java import java_home
+from spark.sparks import SPARK_SECONDS
 
 # What Spark's own start script calls.
 TOOLS = ("bash", "sh", "env", "dirname", "basename", "ps", "uname", "cat", "sed", "readlink", "ls")
@@ -123,7 +123,7 @@ def test_spark_starts_where_there_is_no_java(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         env=environment,
-        timeout=2 * PATIENCE_SECONDS,
+        timeout=SPARK_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stderr

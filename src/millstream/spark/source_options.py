@@ -53,6 +53,7 @@ class SourceOptions:
     isolation: int
     fetch_bytes: int
     pushes_filters: bool | None
+    archive: str | None = None
 
     @property
     def schema(self) -> str:
@@ -87,6 +88,13 @@ def read_source_options(
         for name in _STREAM_ONLY_ENDS:
             if was_given(given, name):
                 raise option_invalid(name, values[name], "and streams do not end; leave it out")
+    if is_stream and values["includeArchive"] is not None:
+        raise option_invalid(
+            "includeArchive",
+            values["includeArchive"],
+            "and streams do not take it; millstream.spark.pipelines.archived.read_with_archive "
+            "makes a stream that begins with an archive",
+        )
     _check_rates(values)
     return SourceOptions(
         place=place,
@@ -112,6 +120,7 @@ def read_source_options(
         isolation=1 if values["kafka.isolation.level"] == "read_committed" else 0,
         fetch_bytes=values["kafka.max.partition.fetch.bytes"],
         pushes_filters={"auto": None, "true": True, "false": False}[values["pushFilters"]],
+        archive=values["includeArchive"],
     )
 
 

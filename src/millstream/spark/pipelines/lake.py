@@ -117,10 +117,8 @@ class Lake:
         waiting = {self._final_name(path, entry.id): path for path in self._staged(entry.id)}
         for name in entry.files:
             if name in waiting:
-                place = self._path(name)
-                self.files.create_dir(posixpath.dirname(place), recursive=True)
-                self.files.move(waiting[name], place)
-        self.files.delete_dir(staged)
+                self._move(waiting[name], self._path(name))
+        self.drop_staged(entry.id)
 
     def finish_all(self) -> None:
         """What a crash left between steps 2 and 3."""
@@ -134,9 +132,7 @@ class Lake:
 
     def stage_url(self, id: str) -> str:
         """Where Spark writes the files of a micro-batch; what a first try left there is gone."""
-        path = self._path(_OWN, "staged", id)
-        if self._is_there(path):
-            self.files.delete_dir(path)
+        self.drop_staged(id)
         return f"{self.url}/{_OWN}/staged/{id}"
 
     def staged_names(self, id: str) -> list[str]:
@@ -145,8 +141,20 @@ class Lake:
 
     def drop_staged(self, id: str) -> None:
         path = self._path(_OWN, "staged", id)
-        if self._is_there(path):
+        try:
             self.files.delete_dir(path)
+        except OSError:
+            if self._is_there(path):
+                raise
+
+    def _move(self, source: str, place: str) -> None:
+        """Readers finish entries too, so somebody may have been quicker."""
+        self.files.create_dir(posixpath.dirname(place), recursive=True)
+        try:
+            self.files.move(source, place)
+        except OSError:
+            if not self._is_there(place):
+                raise
 
     def _staged(self, id: str) -> Iterator[str]:
         selector = fs.FileSelector(
