@@ -7,12 +7,13 @@ picture is the same bytes wherever it is made with the same version.
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,6 +27,7 @@ LABEL_CHARACTERS = 44
 # A picture over time has at most so many steps, each as long as one of these.
 STEPS_MAX = 60
 STEPS_S = (1, 5, 15, 60, 300, 900, 3600, 6 * 3600, 86400, 7 * 86400)
+LEGEND_COLUMNS, LEGEND_INCHES = 2, 0.22
 WIDTH_INCHES, LINES_INCHES, BAR_INCHES = 9.0, 3.4, 0.3
 DPI = 110
 
@@ -70,6 +72,8 @@ def draw(plot: Bars | Lines, path: Path) -> None:
         mpl.rcdefaults()
         mpl.rcParams["axes.spines.top"] = mpl.rcParams["axes.spines.right"] = False
         height = LINES_INCHES
+        if isinstance(plot, Lines) and len(plot.series) > 1:
+            height += LEGEND_INCHES * math.ceil(min(len(plot.series), SERIES_MAX) / LEGEND_COLUMNS)
         if isinstance(plot, Bars):
             height = 1.1 + BAR_INCHES * max(len(plot.bars[:BARS_MAX]), 1)
         figure = Figure(figsize=(WIDTH_INCHES, height), dpi=DPI, layout="constrained")
@@ -111,10 +115,13 @@ def _draw_lines(axes: Axes, plot: Lines) -> None:
             days = [float(date2num(when)) for when, _ in points]
             axes.plot(days, [value for _, value in points], color=colour, linewidth=1.6)
     if len(kept) > 1:
-        handles = axes.containers if plot.is_stacked else axes.lines
+        handles: Any = axes.containers if plot.is_stacked else axes.lines
         # A name that begins with an underscore would be left out, so each has a space in front.
         names = [f" {_label(name)}" for name, _ in kept]
-        legend = axes.legend(handles, names, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+        figure = axes.get_figure(root=True)
+        assert figure is not None
+        place: Any = "outside lower left"
+        legend = figure.legend(handles, names, loc=place, ncols=LEGEND_COLUMNS, frameon=False)
         for text in legend.get_texts():
             text.set_parse_math(False)
     locator = AutoDateLocator(tz=UTC)
