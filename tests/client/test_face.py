@@ -22,6 +22,7 @@ def test_the_public_names_are_these() -> None:
         "BlockingDelivery",
         "BlockingLeased",
         "Client",
+        "Committed",
         "Consumer",
         "ConsumerStatistics",
         "DeadLetter",
@@ -44,11 +45,13 @@ def test_the_public_names_are_these() -> None:
         "ScheduleFacts",
         "Settle",
         "Settled",
+        "Staged",
         "TopicFacts",
         "TopicStream",
         "Work",
         "WorkStatistics",
         "WorkerStatistics",
+        "WriterFacts",
     ]
     assert all(hasattr(millstream.client, name) for name in millstream.client.__all__)
 

@@ -22,6 +22,7 @@ from millstream.client.topics import TopicFacts
 from millstream.client.values import Place, Received
 from millstream.client.work import Work, WorkStatistics
 from millstream.client.worker import Reject, Release, Retry, WorkerStatistics
+from millstream.client.writers import Committed, Staged, WriterFacts
 from millstream.wire.leases import Settle
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "BlockingDelivery",
     "BlockingLeased",
     "Client",
+    "Committed",
     "Consumer",
     "ConsumerStatistics",
     "DeadLetter",
@@ -51,9 +53,11 @@ __all__ = [
     "ScheduleFacts",
     "Settle",
     "Settled",
+    "Staged",
     "TopicFacts",
     "TopicStream",
     "Work",
     "WorkStatistics",
     "WorkerStatistics",
+    "WriterFacts",
 ]
