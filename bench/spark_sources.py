@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -31,6 +31,7 @@ ROW = (
     "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, "
     "timestampType INT"
 )
+Messages: TypeAlias = list[WriterCommitMessage | None]
 
 
 class ArrowSlice(InputPartition):
@@ -161,10 +162,10 @@ class ArrivalsWriter(DataSourceStreamArrowWriter):
             Path(self.folder, f"{uuid.uuid4()}.txt").write_text("".join(lines))
         return WriterCommitMessage()
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803
         pass
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803
         pass
 
 

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 
     from millstream.config import Settings
     from millstream.engine.protocol import Engine
-    from millstream.listeners.http.lane import HotRoutes
+    from millstream.listeners.http.hot import HotRoutes
     from millstream.listeners.kafka.listener import KafkaListener
 
 LOCK_FILE = "lock"

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
@@ -47,6 +47,8 @@ BATCH_PROPERTY = "streaming.sql.batchId"
 HTTP_CONFIG = "millstream.http"
 # The options that say where a broker is.
 PLACES = ("server", "servers", "kafka.bootstrap.servers")
+# What tasks told the driver; None for a task that failed.
+Messages: TypeAlias = list[WriterCommitMessage | None]
 
 logger = logging.getLogger("millstream.spark")
 
@@ -150,7 +152,7 @@ class BatchSink(DataSourceArrowWriter):
         place = TaskPlace(self.writer, self.batch, context.partitionId(), context.attemptNumber())
         return Written(_write(self.target, place, iterator))
 
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+    def commit(self, messages: Messages) -> None:
         done = _done(messages)
         if self.target.url is None or not done:
             return
@@ -160,7 +162,7 @@ class BatchSink(DataSourceArrowWriter):
             with suppress(MillstreamError), _client(self.target) as client:
                 client.writers.forget(self.writer)
 
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
+    def abort(self, messages: Messages) -> None:  # noqa: ARG002
         abort_staged(self.target, self.writer, self.batch)
 
 
@@ -184,14 +186,14 @@ class StreamSink(DataSourceStreamArrowWriter):
         place = TaskPlace(writer, int(batch), context.partitionId(), context.attemptNumber())
         return Written(_write(self.target, place, iterator))
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803
         done = _done(messages)
         if self.target.url is None or not done:
             return
         if commit_staged(self.target.url, self.target.options, done):
             _require_newest(self.target, done[0].writer, batchId)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803
         # Without a message nobody knows the query's name; what is staged goes by its age.
         for one in _done(messages)[:1]:
             abort_staged(self.target, one.writer, batchId)
@@ -223,7 +225,7 @@ def _context() -> TaskContext:
     return context
 
 
-def _done(messages: Iterable[WriterCommitMessage | None]) -> list[TaskDone]:
+def _done(messages: Messages) -> list[TaskDone]:
     return [cast(Written, one).done for one in messages if one is not None]
 
 

@@ -45,10 +45,8 @@ from millstream.listeners.http.hot import (
     TOO_MANY,
     TOO_SLOW,
     HotRequest,
-    HotRoute,
     HotRoutes,
     Slot,
-    Upgraded,
     answered,
     bug,
     examine,
@@ -69,9 +67,6 @@ if TYPE_CHECKING:
     import asyncio
 
     from uvicorn._types import ASGI3Application
-
-
-__all__ = ["HotRequest", "HotRoute", "HotRoutes", "LaneProtocol", "Upgraded"]
 
 # How long a refused client has to read why.
 LINGER_S = 1.0

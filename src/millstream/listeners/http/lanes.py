@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from millstream.errors import MillstreamError
     from millstream.listeners.http.answer import Answer
     from millstream.listeners.http.guard import Guard
-    from millstream.listeners.http.lane import HotRoute, LaneProtocol
+    from millstream.listeners.http.hot import HotRoute
+    from millstream.listeners.http.lane import LaneProtocol
     from millstream.listeners.http.queue_lane import QueueLane
     from millstream.listeners.http.stream_sockets import StreamSockets
     from millstream.listeners.http.topic_lane import TopicLane

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-    from millstream.listeners.http.lane import HotRoutes
+    from millstream.listeners.http.hot import HotRoutes
 
 # Connections that wait to be accepted; the kernel cuts it to its own limit (net.core.somaxconn).
 BACKLOG = 2048

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from millstream.listeners.http.answer import Dated
     from millstream.listeners.http.guard import Guard
     from millstream.listeners.http.heads import Headers, Quick
-    from millstream.listeners.http.lane import HotRequest, HotRoute, LaneProtocol
+    from millstream.listeners.http.hot import HotRequest, HotRoute
+    from millstream.listeners.http.lane import LaneProtocol
     from millstream.listeners.http.queue_quick import MakeQuick
     from millstream.listeners.http.websocket import WebSocket
 

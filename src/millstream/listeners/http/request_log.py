@@ -20,13 +20,8 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from millstream.listeners.http.lane import (
-        HotRequest,
-        HotRoute,
-        HotRoutes,
-        LaneProtocol,
-        Upgraded,
-    )
+    from millstream.listeners.http.hot import HotRequest, HotRoute, HotRoutes, Upgraded
+    from millstream.listeners.http.lane import LaneProtocol
 
     Headers = list[tuple[bytes, bytes]]
 
