@@ -8,10 +8,13 @@ of it, once, when all leases are over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
+
+import pytest
 
 from broker.leasing import delivery_options
 from broker.making import House, local_house
@@ -19,8 +22,9 @@ from faults.simulated_disk import SimulatedDisk
 from faults.view_plug import WAYS, survivor
 from millstream.broker.delivery_values import Delivered, Receive, Received, Settle, Settled
 from millstream.broker.group_offsets import ResetTo
+from millstream.broker.reading import Reader
 from millstream.engine.pending import Pending
-from millstream.errors import TopicUnknown
+from millstream.errors import MillstreamError, TopicUnknown
 from millstream.log import batch as batches
 from millstream.log.batch import LANE_HEADER, LANES, Record
 
@@ -378,6 +382,9 @@ class Script:
         self.house = local_house(self.disk, OPTIONS, now_ms=now_ms).start()
         self.disk.on_operation = on_operation
         for fate in self.fates.values():
+            if fate.deadline <= now:
+                # A wall clock that was put back may have it leased again, as nobody else had it.
+                fate.member = None
             # The shorter of the full time, and what is left of it by the wall clock.
             rest = min(fate.duration, max(fate.deadline_ms - now_ms, 0) / 1000)
             fate.deadline = self.now + (rest if fate.deadline > now else 0.0)
@@ -493,6 +500,43 @@ class Script:
                 assert came + died == 1, ("lost or doubled", fate, came, died)
             else:
                 assert came + died <= 1, fate
+
+
+@contextmanager
+def slow_reads(script: Script) -> Iterator[None]:
+    """Many reads of its broker end some turns later, as from a cold disk."""
+    real = Reader.fetch
+
+    def fetch(self: Reader, *asked: Any) -> Pending[Any]:
+        house = script.house
+        if house.broker.reader is not self or script.random.random() < 0.6:
+            return real(self, *asked)
+        pending: Pending[Any] = Pending()
+
+        def later(turns: int) -> None:
+            if turns:
+                house.scheduler.soon(lambda: later(turns - 1))
+                return
+            try:
+                found = real(self, *asked)
+            except MillstreamError as error:
+                pending.fail(error)
+            else:
+                found.then(lambda one: pass_on(one, pending))
+
+        later(script.random.randint(1, 6))
+        return pending
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Reader, "fetch", fetch)
+        yield
+
+
+def pass_on(one: Pending[Any], pending: Pending[Any]) -> None:
+    if one.error is not None:
+        pending.fail(one.error)
+    else:
+        pending.succeed(one.result())
 
 
 def check_new_records(house: House) -> None:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from faults.lease_script import Script, dead_letters
+from faults.lease_script import Script, dead_letters, slow_reads
 
 IS_FULL = os.environ.get("MILLSTREAM_FAULTS") == "full"
 
@@ -23,6 +23,16 @@ def test_what_workers_do_at_random_agrees_with_the_model(
     assert script.refused > 5
     assert script.restarts > 5
     assert script.turned > 0
+
+
+@pytest.mark.parametrize("with_lanes", [False, True], ids=["plain", "lanes"])
+@pytest.mark.parametrize("order", ["none", "key"])
+@pytest.mark.parametrize("seed", range(100 if IS_FULL else 1))
+def test_reads_that_take_their_time_change_nothing(seed: int, order: str, with_lanes: bool) -> None:
+    script = Script(seed, every=0, order=order, with_lanes=with_lanes)
+    with slow_reads(script):
+        script.run(1200)
+    assert script.deliveries > 100
 
 
 @pytest.mark.parametrize("mode", ["every", "interval", "none"])

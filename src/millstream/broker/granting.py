@@ -173,7 +173,8 @@ class Granting:
                     fetching = self._fetch(share, ledger, first, end, left, taking)
                     if fetching.is_done and fetching.error is None:
                         # Nearly every receive ends here: what it wants is in the page cache.
-                        self._pass(share, ledger, NORMAL, end, fetching.result(), taking)
+                        fetched = self._within_limit(share, fetching.result())
+                        self._pass(share, ledger, NORMAL, end, fetched, taking)
                         if taking.count_left <= 0:
                             return
                         fetching = None
@@ -260,6 +261,7 @@ class Granting:
                 fetching = None
             if ledger.epoch != epoch or fetched is None:
                 continue
+            fetched = self._within_limit(share, fetched)
             if not fetched.records and fetched.next_offset <= place[0]:
                 return
             if is_ordered:
@@ -287,6 +289,14 @@ class Granting:
             min(most, end - first),
             max(taking.bytes_left, 1),
         )
+
+    def _within_limit(self, share: Share, fetched: Fetched) -> Fetched:
+        """While this receive read, others may have taken what the group had room for."""
+        crew, records = share.crew, fetched.records
+        room = max(self._shares.open_max(crew.name) - crew.open_count, 0)
+        if len(records) <= room:
+            return fetched
+        return fetched._replace(records=records[:room], next_offset=records[room].offset)
 
     def _pass(  # noqa: PLR0917
         self, share: Share, ledger: Ledger, lane: int, end: int, fetched: Fetched, taking: Taking
@@ -355,7 +365,6 @@ class Granting:
             if taken < most and not taking.is_full:
                 taken += 1
                 taking.fresh_left -= 1
-                del ledger.passed[record.offset]
                 taking.add(part, one, record)
             else:
                 ledger.make_ready(one)

@@ -401,6 +401,8 @@ class Ledger:
         keys = [one.key for one in grant.opens]
         keys = [0] * len(grant.offsets) + keys if any(keys) else []
         self.taking.pop(grant, None)
+        for one in grant.opens:
+            self.passed.pop(one.offset, None)
         held = [number for one in self.passed.values() for number in _place(one)]
         self.passed = {}
         for other in self.taking:
