@@ -35,6 +35,7 @@ def test_the_docs_have_every_setting_and_what_it_follows() -> None:
     ("given", "parsed"),
     [
         ({"retention_ms": 5000}, {"retention_ms": 5000}),
+        ({"retention_ms": 5000.0}, {"retention_ms": 5000}),
         ({"retention_ms": " 5s "}, {"retention_ms": 5000}),
         ({"retention_ms": "unlimited"}, {"retention_ms": "unlimited"}),
         ({"retention_bytes": "1G"}, {"retention_bytes": 1 << 30}),
@@ -43,6 +44,7 @@ def test_the_docs_have_every_setting_and_what_it_follows() -> None:
         ({"compact": "off"}, {"compact": False}),
         ({"fsync": "NONE"}, {"fsync": "none"}),
         ({"lane_weights": "9/4/3/2/1"}, {"lane_weights": (9, 4, 3, 2, 1)}),
+        ({"lane_weights": [9.0, 4, 3, 2, 1]}, {"lane_weights": (9, 4, 3, 2, 1)}),
         ({"lane_weights": [9, 4, 3, 2, 1]}, {"lane_weights": (9, 4, 3, 2, 1)}),
         ({"visibility_ms": "2m"}, {"visibility_ms": 120_000}),
         ({"fsync": None}, {"fsync": None}),

@@ -252,14 +252,20 @@ def as_text(kind: Kind, value: object) -> str:
         if not isinstance(kind, Flag):
             raise ValueError("is neither a number nor a text")
         return "true" if value else "false"
+    value = _whole(value)
     if isinstance(value, int):
         # A number of the unit that the name ends with.
         return f"{value}ms" if isinstance(kind, Duration) else str(value)
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, list | tuple) and isinstance(kind, Weights):
-        return kind.show(value)
+        return kind.show([_whole(one) for one in value])
     raise ValueError("is neither a number nor a text")
+
+
+def _whole(value: object) -> object:
+    """In JSON 1000.0 is the same whole number as 1000."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def merge(old: Mapping[str, object], changes: Mapping[str, object]) -> Given:
