@@ -1,0 +1,91 @@
+"""`mill pipeline run` as a program: it goes on, ends in order, and is killed without harm."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from broker_process import MILL, PATIENCE_SECONDS, BrokerProcess, plain_environment, wait_until
+from cli_transcripts import mill
+from spark.records import publish, read_all
+from spark.sparks import SPARK_SECONDS
+
+OWN = """
+from millstream.spark.pipelines import pipeline
+
+@pipeline(source="run-in", sink="run-out", key="n",
+          source_options={"valueFormat": "json", "valueSchema": "n INT"})
+def halves(numbers):
+    return numbers.select("value.n")
+"""
+
+
+@contextmanager
+def running(folder: Path, broker: BrokerProcess) -> Iterator[subprocess.Popen[bytes]]:
+    command = [*MILL, "pipeline", "run", str(folder / "own.py:halves"), "--continuous", "--json"]
+    environment = plain_environment(
+        {
+            "MILLSTREAM_SERVER": broker.url(""),
+            "MILLSTREAM_PIPELINES": str(folder / "runs"),
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        }
+    )
+    command += ["--master", "local[1]", "--conf", "spark.driver.memory=700m"]
+    with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err:
+        # A group of its own, so that what Spark starts can be ended with it.
+        process = subprocess.Popen(
+            command, stdout=out, stderr=err, env=environment, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(PATIENCE_SECONDS)
+
+
+def status(folder: Path) -> dict[str, Any]:
+    code, out, err = mill("pipeline", "status", "halves", "--dir", str(folder / "runs"), "--json")
+    assert code == 0, err
+    [page] = json.loads(out)
+    assert isinstance(page, dict)
+    return page
+
+
+def test_a_continuous_run_is_killed_goes_on_and_ends_in_order(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(OWN, encoding="utf-8")
+    publish(broker, "run-in", [{"value": {"n": number}} for number in range(50)])
+    publish(broker, "run-out", [])
+
+    def arrived(end: int) -> bool:
+        return len(read_all(broker, "run-out")) >= end
+
+    with running(tmp_path, broker) as process:
+        wait_until(
+            lambda: arrived(50) or process.poll() is not None, "the first records", SPARK_SECONDS
+        )
+        assert process.poll() is None, (tmp_path / "err").read_text(encoding="utf-8")
+        assert status(tmp_path)["state"] == "running"
+        publish(broker, "run-in", [{"value": {"n": number}} for number in range(50, 60)])
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(PATIENCE_SECONDS)
+    assert status(tmp_path)["state"] == "died"
+    with running(tmp_path, broker) as process:
+        wait_until(
+            lambda: arrived(60) or process.poll() is not None, "what came meanwhile", SPARK_SECONDS
+        )
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_SECONDS) == 0, (tmp_path / "err").read_text(encoding="utf-8")
+    page = status(tmp_path)
+    assert (page["state"], page["lag"]) == ("stopped", 0)
+    assert json.loads((tmp_path / "out").read_text(encoding="utf-8"))["state"] == "stopped"
+    numbers = [one.json()["n"] for one in read_all(broker, "run-out")]
+    assert sorted(numbers) == list(range(60))
