@@ -15,7 +15,6 @@ import pytest
 from broker_process import BrokerProcess
 from client.scripted import Answer, LossyProxy, Request, ScriptedServer, answer, run, until
 from millstream.client import AsyncClient, Delivery, Place, Received
-from millstream.client.retry import RetryPolicy
 from millstream.errors import (
     BodyInvalid,
     BrokerUnreachable,
@@ -30,6 +29,7 @@ from millstream.errors import (
     TopicUnknown,
 )
 from millstream.wire.batches import decode, walk
+from millstream.wire.retry import RetryPolicy
 
 FACTS = answer(
     200,

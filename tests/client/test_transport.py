@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from client.scripted import Request, ScriptedServer, answer, run, until
-from millstream.client.retry import RetryPolicy
 from millstream.client.transport import Transport
 from millstream.errors import (
     BrokerUnreachable,
@@ -18,6 +17,7 @@ from millstream.errors import (
     TopicUnknown,
 )
 from millstream.wire.refusals import Refused
+from millstream.wire.retry import RetryPolicy
 
 QUICK = RetryPolicy(timeout_s=20.0, pause_s=0.001, pause_s_max=0.01)
 BUSY = answer(503, b'{"error":"engine_stopped","message":"later"}')

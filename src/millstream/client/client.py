@@ -24,7 +24,6 @@ from millstream.client.membership import Assignor, JoinOptions, OffsetReset
 from millstream.client.producer import Producer
 from millstream.client.queues import Queues
 from millstream.client.reading import ReadOptions, Start, read, read_chunks
-from millstream.client.retry import RetryPolicy
 from millstream.client.schedules import Schedules
 from millstream.client.stream import TopicStream
 from millstream.client.topics import Acks, Topics
@@ -36,6 +35,7 @@ from millstream.client.writers import Writers
 from millstream.errors import ParameterInvalid
 from millstream.wire.leases import Settle
 from millstream.wire.places import DEFAULT_SERVER
+from millstream.wire.retry import RetryPolicy
 
 Compression: TypeAlias = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 

@@ -29,7 +29,6 @@ from millstream.client.membership import (
     Standing,
     TopicPartition,
 )
-from millstream.client.retry import RetryPolicy
 from millstream.client.transport import Transport
 from millstream.client.values import Received
 from millstream.errors import (
@@ -39,6 +38,7 @@ from millstream.errors import (
     PartitionNotAssigned,
     StaleGeneration,
 )
+from millstream.wire.retry import RetryPolicy
 
 # How long the broker holds a poll while there is nothing.
 POLL_S = 20.0

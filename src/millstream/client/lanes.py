@@ -25,7 +25,6 @@ import msgspec
 
 from millstream.client.batches import Batch
 from millstream.client.http import Reply
-from millstream.client.retry import RetryPolicy
 from millstream.client.topics import Acks, TopicFacts, Topics, topic_path
 from millstream.client.transport import JSON, RAW, Transport
 from millstream.client.values import Place, encode_json
@@ -44,6 +43,7 @@ from millstream.wire.batches import OWN_PREFIX, TYPE_HEADER, TYPE_JSON, Data, Fi
 from millstream.wire.lanes import LANE_HEADER, NORMAL, lane_name
 from millstream.wire.partitioning import Partitioner, partition_of_key
 from millstream.wire.refusals import refusal, retry_after_s
+from millstream.wire.retry import RetryPolicy
 
 # For those who do not look at reports.
 log = logging.getLogger("millstream.client")

@@ -14,12 +14,12 @@ from urllib.parse import quote
 
 import msgspec
 
-from millstream.client.retry import RetryPolicy
 from millstream.client.transport import Transport
 from millstream.client.values import encode_json
 from millstream.errors import ClientClosed, MillstreamError, ParameterInvalid
 from millstream.wire.leases import MEDIA, LeasedFields, Settle
 from millstream.wire.refusals import refusal
+from millstream.wire.retry import RetryPolicy
 
 LeaseStart: TypeAlias = Literal["earliest", "latest"]
 # What the broker settles in one request.

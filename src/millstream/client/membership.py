@@ -9,9 +9,9 @@ from urllib.parse import urlencode
 import msgspec
 
 from millstream.client.groups import TopicPartitions, group_path
-from millstream.client.retry import RetryPolicy
 from millstream.client.transport import Transport
 from millstream.client.values import ReadMessage, Received, encode_json
+from millstream.wire.retry import RetryPolicy
 
 Assignor: TypeAlias = Literal["sticky", "range", "round_robin"]
 OffsetReset: TypeAlias = Literal["earliest", "latest", "none"]

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple, Self, get_args
 
 from millstream.client.batches import Batch, Delivery
 from millstream.client.lanes import LaneOptions, TopicLanes
-from millstream.client.retry import RetryPolicy
 from millstream.client.topics import Acks, Topics
 from millstream.client.transport import Transport
 from millstream.client.values import (
@@ -37,6 +36,7 @@ from millstream.client.values import (
 from millstream.errors import ClientClosed, ParameterInvalid
 from millstream.wire.batches import COMPRESSIONS, Headers
 from millstream.wire.lanes import NORMAL, lane_headers, lane_of_word
+from millstream.wire.retry import RetryPolicy
 
 # What a record costs beside its bytes while it waits: its future, its fields, its header.
 RECORD_OVERHEAD_BYTES = 100

@@ -15,12 +15,12 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from millstream.client.retry import RetryPolicy
 from millstream.client.topics import PartitionOffsets, Topics, topic_path
 from millstream.client.transport import Transport
 from millstream.client.values import ReadMessage, Received, received
 from millstream.errors import OffsetOutOfRange, ParameterInvalid
 from millstream.wire.batches import decode, walk
+from millstream.wire.retry import RetryPolicy
 
 Start: TypeAlias = Literal["earliest", "latest"] | int
 

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 
 import millstream
 from millstream.client.http import AnswerInvalid, Connection, Reply, Unheard, Unsent, request_head
-from millstream.client.retry import RetryPolicy
 from millstream.errors import (
     BrokerUnreachable,
     ClientClosed,
@@ -23,6 +22,7 @@ from millstream.errors import (
 )
 from millstream.wire.places import Place
 from millstream.wire.refusals import refusal, retry_after_s
+from millstream.wire.retry import RetryPolicy
 
 JSON = b"application/json"
 RAW = b"application/octet-stream"

@@ -17,9 +17,9 @@ from typing import NamedTuple, Self
 from weakref import WeakSet
 
 from millstream.client.leases import Helping, LeaseCalls, Leased, ReceiveOptions, Settler, extend_of
-from millstream.client.retry import RetryPolicy
 from millstream.errors import ClientClosed, MillstreamError
 from millstream.wire.leases import Settle
+from millstream.wire.retry import RetryPolicy
 
 # How long the broker holds a receive while there is nothing.
 WAIT_S = 20.0

@@ -6,6 +6,7 @@ wrapping them copies nothing but the lane's names.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -26,7 +27,6 @@ _BINARY = pa.binary()
 _STRING = pa.string()
 _HEADER = pa.struct([pa.field("key", _STRING, nullable=False), pa.field("value", _BINARY)])
 _HEADERS = pa.list_(_HEADER)
-_LANES = pa.array(LANES)
 
 SCHEMA = pa.schema(
     [
@@ -110,4 +110,10 @@ def _lanes(columns: Columns) -> Any:
     indexes = pa.Array.from_buffers(
         pa.int8(), columns.rows, [validity, pa.py_buffer(columns.lane)], columns.lane_nulls
     )
-    return pa.DictionaryArray.from_arrays(indexes, _LANES).cast(_STRING)
+    return pa.DictionaryArray.from_arrays(indexes, _lane_names()).cast(_STRING)
+
+
+@cache
+def _lane_names() -> pa.StringArray:
+    # Not before it is needed: to look at a list pyarrow imports pandas, for a fifth of a second.
+    return pa.array(LANES)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import NamedTuple
 
-from millstream.client.retry import RetryPolicy
 from millstream.errors import BatchInvalid
 from millstream.log import batch as batches
 from millstream.log.batch import Header
@@ -31,6 +30,7 @@ from millstream.spark.positions import Part
 from millstream.wire.kafka import fetch as wire
 from millstream.wire.kafka.codes import Code
 from millstream.wire.kafka.primitives import Cursor, count, nullable_string, string
+from millstream.wire.retry import RetryPolicy
 
 WAIT_MS = 500
 # So often a broker says that nothing is there, although offsets follow, before that is believed:

@@ -35,11 +35,11 @@ from kafka.protocol.metadata import (
     MetadataResponse,
 )
 
-from millstream.client.retry import RetryPolicy
 from millstream.errors import BrokerUnreachable, KafkaAnswerInvalid, KafkaRefused
 from millstream.spark.options import BrokerPlace, split_address
 from millstream.spark.positions import Part
 from millstream.wire.kafka.codes import Code
+from millstream.wire.retry import RetryPolicy
 
 Result = TypeVar("Result")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 FORMAT = "millstream"
 # How often a run looks how far its queries are. A query that ends is noticed at once.
 LOOK_S = 0.25
+# A run that is to end lets the micro-batch that is under way end first, for so long. One that takes
+# longer is left, and done again by the next run.
+LAST_BATCH_S = 20.0
+LAST_BATCH_LOOK_S = 0.02
 
 
 @dataclass(slots=True)
@@ -113,6 +118,7 @@ class Context:
         try:
             while any(watched.query.isActive for watched in self._watched.values()):
                 if self.is_stopping():
+                    self._end_batches()
                     break
                 active = [one.query for one in self._watched.values() if one.query.isActive]
                 if active:
@@ -123,6 +129,13 @@ class Context:
             self.stop()
         self._look()
         self._raise_failed()
+
+    def _end_batches(self) -> None:
+        end = time.monotonic() + LAST_BATCH_S
+        while any(_is_at_work(one.query) for one in self._watched.values()):
+            if time.monotonic() >= end:
+                return
+            time.sleep(LAST_BATCH_LOOK_S)
 
     def stop(self) -> None:
         for watched in self._watched.values():
@@ -221,6 +234,11 @@ def _await(query: StreamingQuery) -> None:
         query.awaitTermination(LOOK_S)  # type: ignore[arg-type]  # fractions are meant to work
     except StreamingQueryException:
         return
+
+
+def _is_at_work(query: StreamingQuery) -> bool:
+    status = query.status
+    return query.isActive and status["isTriggerActive"] and status["isDataAvailable"]
 
 
 def left_between(end: Any, latest: Any) -> int:
