@@ -26,6 +26,8 @@ CONSUME_RECORDS = 10_000
 GRACE_S = 60.0
 # Different keys of `rows`, what its values are made of, and by which chance.
 ROW_KEYS = 10_000
+# So much text that a value is not one that a compression has just seen, or a piece of it.
+ROW_TEXT_BYTES = 4 * 2**20
 ROW_LETTERS = b"abcdefghijklmnopqrstuvwxyz0123456789"
 ROWS_SEED = 7
 # The first records of a latency run find caches cold; they are not counted.
@@ -112,16 +114,16 @@ def rows(load: Load) -> Outcome:
     """Records with keys and with values that differ: the same ones each time."""
     producer = producer_of(load, 50)
     source = random.Random(ROWS_SEED)
-    text = bytes(source.choices(ROW_LETTERS, k=2 * ROW_KEYS))
+    text = bytes(source.choices(ROW_LETTERS, k=ROW_TEXT_BYTES))
     keys = [f"key-{number:05}".encode() for number in range(ROW_KEYS)]
     rest = load.record_bytes - 8
     begin = time.perf_counter()
     for number in range(load.count):
-        at = number % ROW_KEYS
+        at = number * rest % (ROW_TEXT_BYTES - rest)
         value = number.to_bytes(8, "big") + text[at : at + rest]
         while True:
             try:
-                producer.produce(load.topic, value, keys[at])
+                producer.produce(load.topic, value, keys[number % ROW_KEYS])
                 break
             except BufferError:
                 producer.poll(0.01)
