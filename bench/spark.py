@@ -78,13 +78,21 @@ def session() -> SparkSession:
 
 def reads(bench: Bench) -> Iterator[Line]:
     """Batches: from segment files, over the wire, and from Parquet files of the same rows."""
+    from bench.spark_sources import ArrowFiles
+
     with ExitStack() as stack:
         stage = _filled(bench, stack)
         spark, rows, folder = stage.spark, stage.rows, stage.scratch / "parquet"
         _ours(stage, "files").write.parquet(str(folder))
 
+        ready = _arrow_files(stage, ARROW_ROWS)
+        spark.dataSource.register(ArrowFiles)
+
         def parquet() -> DataFrame:
             return spark.read.parquet(str(folder))
+
+        def arrow() -> DataFrame:
+            return spark.read.format("bench_arrow").option("folder", str(ready)).load()
 
         values = _warm_then_in_turn(
             bench,
@@ -92,6 +100,7 @@ def reads(bench: Bench) -> Iterator[Line]:
                 "files": lambda: _timed(rows, lambda: _drain(_ours(stage, "files"))),
                 "wire": lambda: _timed(rows, lambda: _drain(_ours(stage, "wire"))),
                 "parquet": lambda: _timed(rows, lambda: _drain(parquet())),
+                "arrow": lambda: _timed(rows, lambda: _drain(arrow())),
                 "count": lambda: _timed(rows, lambda: _count_keys(_ours(stage, "files"))),
                 "count-wire": lambda: _timed(rows, lambda: _count_keys(_ours(stage, "wire"))),
                 "count-parquet": lambda: _timed(rows, lambda: _count_keys(parquet())),
@@ -117,6 +126,14 @@ def reads(bench: Bench) -> Iterator[Line]:
         note="ours from segment files",
     )
     yield make_line(
+        "read.ready",
+        mode="warm",
+        unit=ROWS_PER_SECOND,
+        values=values["files"],
+        peer=Peer(ARROW, values["arrow"]),
+        note="the least that any data source in Python does",
+    )
+    yield make_line(
         "count.files",
         mode="warm",
         unit=ROWS_PER_SECOND,
@@ -132,19 +149,12 @@ def reads(bench: Bench) -> Iterator[Line]:
 
 def streams(bench: Bench) -> Iterator[Line]:
     """Ten micro-batches, against a data source that only hands out what lies ready."""
-    from bench.spark_sources import ArrowFiles, write_arrow_files
+    from bench.spark_sources import ArrowFiles
 
     with ExitStack() as stack:
         stage = _filled(bench, stack)
-        folder = stage.scratch / "arrow"
-        folder.mkdir()
         # Small enough that every file has some for each step.
-        arrow_rows = min(ARROW_ROWS, stage.rows // (2 * STEPS * PARTITIONS))
-        stage.spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", arrow_rows)
-        ours = _ours(stage, "files")
-        ours.mapInArrow(
-            lambda batches: write_arrow_files(batches, str(folder)), "rows long"
-        ).count()
+        folder = _arrow_files(stage, min(ARROW_ROWS, stage.rows // (2 * STEPS * PARTITIONS)))
         stage.spark.dataSource.register(ArrowFiles)
         limit = str(-(-stage.rows // STEPS))
 
@@ -226,6 +236,18 @@ def _ours(stage: Stage, access: str) -> DataFrame:
 def _theirs(spark: SparkSession, server: str) -> DataFrame:
     options = {"kafka.bootstrap.servers": server, "subscribe": TOPIC}
     return spark.read.format("kafka").options(**options).load()
+
+
+def _arrow_files(stage: Stage, rows: int) -> Path:
+    """The same rows as Arrow lies in files, so many in a batch."""
+    from bench.spark_sources import write_arrow_files
+
+    folder = stage.scratch / "arrow"
+    folder.mkdir()
+    stage.spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", rows)
+    ours = _ours(stage, "files")
+    ours.mapInArrow(lambda batches: write_arrow_files(batches, str(folder)), "rows long").count()
+    return folder
 
 
 def _drain(frame: DataFrame) -> None:
@@ -357,7 +379,7 @@ def _with_spark(measure: Callable[[Bench], Iterator[Line]]) -> Callable[[Bench],
 
 MEASUREMENTS = (
     Measurement(
-        ("read.files", "read.wire", "read.parquet", "count.files", "count.wire"),
+        ("read.files", "read.wire", "read.parquet", "read.ready", "count.files", "count.wire"),
         _with_spark(reads),
     ),
     Measurement(("connector.files", "connector.wire"), _with_spark(beside_connector)),

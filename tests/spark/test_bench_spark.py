@@ -35,6 +35,7 @@ def test_every_goal_of_spark_is_measured() -> None:
         "read.files",
         "read.wire",
         "read.parquet",
+        "read.ready",
         "count.files",
         "count.wire",
         "connector.files",
@@ -53,7 +54,15 @@ def test_every_goal_of_spark_is_measured() -> None:
 @pytest.mark.parametrize(
     ("only", "goals"),
     [
-        ("read", {"read.files": 2_500_000, "read.wire": 1_500_000, "read.parquet": 1}),
+        (
+            "read",
+            {
+                "read.files": 2_500_000,
+                "read.wire": 1_500_000,
+                "read.parquet": 1,
+                "read.ready": None,
+            },
+        ),
         ("stream", {"stream.files": 0.8, "stream.wire": None}),
         ("sink", {"sink.stream": 600_000, "sink.batch": 1_000_000}),
         ("idle", {"idle.broker-cpu": 1}),

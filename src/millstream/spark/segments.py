@@ -21,7 +21,8 @@ from millstream.log.segment import SEAL, SEAL_MAGIC, parse_log_name
 from millstream.spark.fetching import Found
 from millstream.spark.manifests import PartFiles, SegmentFile
 
-READ_BYTES = 4 * 2**20
+# What is decoded and sent on while it is still in the processor's cache.
+READ_BYTES = 2**20
 
 
 class Unusable(Exception):
