@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from broker.leasing import (
@@ -266,7 +267,7 @@ def test_a_made_up_receipt_settles_nothing(change: Any) -> None:
     house = house_of()
     publish(house, "a")
     (record,) = receive(house)
-    forged = record._replace(receipt=change(record.receipt))
+    forged = replace(record, receipt=change(record.receipt))
     assert outcome(house, "ack", forged) == "receipt_unknown"
     assert outcome(house, "ack", record) == "acked"
 
@@ -276,7 +277,7 @@ def test_another_deliverys_nonce_settles_nothing() -> None:
     publish(house, "a")
     (record,) = receive(house)
     forged = ":".join([*record.receipt.split(":")[:4], "0" * 16, "g"])
-    assert outcome(house, "ack", record._replace(receipt=forged)) == "receipt_stale"
+    assert outcome(house, "ack", replace(record, receipt=forged)) == "receipt_stale"
     assert outcome(house, "ack", record) == "acked"
 
 

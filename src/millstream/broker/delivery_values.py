@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
+import msgspec
+
 from millstream.errors import MillstreamError, ReceiptInvalid
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ class Receive(NamedTuple):
     start: LeaseStart | None = None
 
 
-class Delivered(NamedTuple):
+class Delivered(msgspec.Struct, frozen=True, gc=False):
     """One record, leased."""
 
     topic: str
@@ -84,7 +86,7 @@ class Received(NamedTuple):
     visibility_ms: int = 0
 
 
-class Settle(NamedTuple):
+class Settle(msgspec.Struct, frozen=True, gc=False):
     """How one delivery ended."""
 
     kind: SettleKind
@@ -97,7 +99,7 @@ class Settle(NamedTuple):
     error: str = ""
 
 
-class Settled(NamedTuple):
+class Settled(msgspec.Struct, frozen=True):
     """Of each settle, in the order of the request."""
 
     receipt: str

@@ -96,7 +96,10 @@ class WorkTurns:
                     _guarded(acker.fail, settled.error)
                 return
             for acker, one in zip(ackers, settled.result(), strict=True):
-                _guarded(acker.settled, one)
+                try:
+                    acker.settled(one)
+                except Exception:  # noqa: BLE001  as `_guarded`, without a call for each ack
+                    _untold()
 
         self._delivery.settle(settles, group).then(done)
 
@@ -115,11 +118,14 @@ class WorkTurns:
         self, group: str, receive: Receive, receivers: list[Receiver], found: Received
     ) -> None:
         records = found.records
-        unseen = [
-            one
-            for receiver, one in zip(receivers, records, strict=False)
-            if not _guarded(receiver.received, one, found)
-        ]
+        unseen = []
+        for receiver, one in zip(receivers, records, strict=False):
+            try:
+                is_seen = receiver.received(one, found)
+            except Exception:  # noqa: BLE001  as `_guarded`, without a call for each record
+                is_seen = _untold()
+            if not is_seen:
+                unseen.append(one)
         if unseen:
             self._delivery.give_back(found._replace(records=unseen))
         rest = receivers[len(records) :]
@@ -136,5 +142,9 @@ def _guarded(tell: Callable[..., Any], *outcome: Any) -> Any:
     try:
         return tell(*outcome)
     except Exception:  # noqa: BLE001
-        structlog.get_logger("millstream.broker").exception("a worker could not be answered")
-        return False
+        return _untold()
+
+
+def _untold() -> bool:
+    structlog.get_logger("millstream.broker").exception("a worker could not be answered")
+    return False

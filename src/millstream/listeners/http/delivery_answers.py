@@ -18,7 +18,7 @@ from millstream.listeners.http.answer import Answer
 from millstream.listeners.http.answers import failure
 from millstream.listeners.http.bodies import json_of, read_body
 from millstream.listeners.http.later import Later, later
-from millstream.listeners.http.messages import TYPE, listed, shown_lease
+from millstream.listeners.http.messages import TYPE, Shown, shown_lease
 from millstream.listeners.http.parameters import OFFSET_MAX, PARTITION_MAX, Parameters, whole
 from millstream.wire import leases
 from millstream.wire.batches import is_shown_header
@@ -91,6 +91,16 @@ class Settlings(msgspec.Struct, forbid_unknown_fields=True):
     settles: list[Settling]
 
 
+class _Page(msgspec.Struct, gc=False):
+    """What a receive answers."""
+
+    group: str
+    deadline_ms: int
+    visibility_ms: int
+    limited_by: Literal["member", "group"] | None
+    messages: list[Shown]
+
+
 class _Kind:
     """A way to settle: what its route reads, and says."""
 
@@ -112,6 +122,7 @@ KINDS = {
 }
 
 _receiving = msgspec.json.Decoder(Receiving)
+_encode = msgspec.json.Encoder().encode
 _pack = msgspec.msgpack.Encoder().encode
 _settlings = msgspec.json.Decoder(Settlings)
 
@@ -282,13 +293,14 @@ def _received(group: str, received: Received) -> Answer:
 
 def received_body(group: str, received: Received, records: Sequence[Delivered]) -> bytes:
     """What a receive answers that gave these records, some or all of what was received."""
-    limited_by = received.limited_by
-    return b'{"group":"%b","deadline_ms":%d,"visibility_ms":%d,"limited_by":%b,"messages":%b}' % (
-        group.encode(),
-        received.deadline_ms,
-        received.visibility_ms,
-        b"null" if limited_by is None else b'"%b"' % limited_by.encode(),
-        listed([shown_lease(one) for one in records]),
+    return _encode(
+        _Page(
+            group,
+            received.deadline_ms,
+            received.visibility_ms,
+            received.limited_by,
+            [shown_lease(one) for one in records],
+        )
     )
 
 
@@ -296,19 +308,20 @@ def _packed(group: str, received: Received) -> Answer:
     """The same for programs, without text: see `wire/leases.py`."""
     messages = [
         (
-            topic,
-            partition,
+            one.topic,
+            one.partition,
             record.offset,
             record.timestamp,
             record.key,
             record.value,
-            [one for one in record.headers if is_shown_header(one[0])] if record.headers else (),
+            [pair for pair in record.headers if is_shown_header(pair[0])] if record.headers else (),
             TYPE in record.headers,
-            lane,
-            deliveries,
-            receipt,
+            one.lane,
+            one.deliveries,
+            one.receipt,
         )
-        for topic, partition, record, lane, deliveries, receipt in received.records
+        for one in received.records
+        for record in (one.record,)
     ]
     page = {
         "group": group,
