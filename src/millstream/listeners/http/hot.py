@@ -32,6 +32,7 @@ def refusal(status: int, code: bytes, message: bytes) -> Answer:
     return Answer(status, b'{"error":"%b","message":"%b"}' % (code, message))
 
 
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 BAD_REQUEST = refusal(400, b"bad_request", b"this is not valid HTTP")
 BAD_VERSION = refusal(400, b"bad_request", b"HTTP/1.0 and HTTP/1.1 are spoken here")
 BAD_HOST = refusal(400, b"bad_request", b"a request has one Host header")

@@ -38,6 +38,7 @@ from millstream.listeners.http.heads import (
 )
 from millstream.listeners.http.hot import (
     BAD_REQUEST,
+    CONTINUE,
     HEAD_BYTES_MAX,
     HEAD_TOO_LARGE,
     HUNG_UP,
@@ -56,6 +57,7 @@ from millstream.listeners.http.lane_limits import (
     HEAD_S_MAX,
     LINE_BYTES_MAX,
     LINE_REQUESTS_MAX,
+    LINGER_S,
     SLICE_BYTES,
     SLICES_PER_TURN,
     UNREAD_S_MAX,
@@ -67,10 +69,6 @@ if TYPE_CHECKING:
     import asyncio
 
     from uvicorn._types import ASGI3Application
-
-# How long a refused client has to read why.
-LINGER_S = 1.0
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 # Where a connection is with what it reads: between requests; in a head; in a body; in a head that
 # asks for another protocol, which is a WebSocket, or one that is ignored; past the last request.
@@ -98,6 +96,7 @@ class LaneProtocol(HttpToolsProtocol):
         "_is_used",
         "_is_write_paused",
         "_known",
+        "_known_before",
         "_line",
         "_line_bytes",
         "_owes_continue",
@@ -122,6 +121,7 @@ class LaneProtocol(HttpToolsProtocol):
         self.url = b""
         self.headers = []
         self._known: Known | None = None
+        self._known_before: Known | None = None
         # The request whose body is being read: one of the two.
         self._hot: HotRequest | None = None
         self._cold: RequestResponseCycle | None = None
@@ -159,15 +159,18 @@ class LaneProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         known = self._known
+        if known is None or not known.is_all_of(data):
+            # A worker sends two in turn: its receives, and its acks.
+            self._known, self._known_before = self._known_before, known
+            known = self._known
         if (
             known is not None
-            and len(data) == known.size
-            and data.startswith(known.head)
+            and known.is_all_of(data)
             and self._state == IDLE
             and not self._rest
             and self._may_serve(known)
         ):
-            # One request like the one before, which is what a busy client sends.
+            # One request like one of the two before, which is what a busy client sends.
             self._is_used = True
             body = data[known.body_at :]
             answer = self._quick(known, body)
@@ -196,7 +199,8 @@ class LaneProtocol(HttpToolsProtocol):
             known = self.heads.find(data[at:body_at])
             if known is None or len(data) - at < known.size or not self._may_serve(known):
                 break
-            self._known = known
+            if known is not self._known:
+                self._known, self._known_before = known, self._known
             at += known.size
             body = data[body_at:at]
             answer = self._quick(known, body)
@@ -353,8 +357,7 @@ class LaneProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         if self._state == ENDED:
             return
-        self.url = b""
-        self.headers = []
+        self.url, self.headers = b"", []
         self._hot = None
         self._state = HEAD
         self._since = 0.0
@@ -631,7 +634,7 @@ class LaneProtocol(HttpToolsProtocol):
     def shutdown(self) -> None:
         """The server stops: what has come, or is on its way, is answered; then this ends."""
         self._is_stopping = True
-        self._known = None
+        self._known = self._known_before = None
         self._end_if_stopped()
 
     def _end_if_stopped(self) -> None:

@@ -9,6 +9,8 @@ BODY_S_MAX = 60.0
 BODY_BYTES_PER_S_MIN = 16 * 1024
 # How long answers may lie unread.
 UNREAD_S_MAX = 60.0
+# How long a refused client has to read why.
+LINGER_S = 1.0
 # What may wait for its turn.
 LINE_REQUESTS_MAX = 64
 LINE_BYTES_MAX = 1024 * 1024
