@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 # As a reader of headers that nobody uses would otherwise grow.
 HEAD_BYTES_MAX = 64 * 1024
@@ -86,8 +86,8 @@ class Connection(asyncio.Protocol):
     # ---- what the loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # What uvloop gives is one, though not by its class.
+        self._transport = cast("asyncio.Transport", transport)
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import os
 from collections import deque
+from typing import cast
 
 from millstream.client.http import HEAD_BYTES_MAX, AnswerInvalid, AnswerParser
 from millstream.client.transport import CONNECT_S, Transport
@@ -112,9 +113,9 @@ class WebSocket(asyncio.Protocol):
     # ---- what the loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(self._request)
+        # What uvloop gives is one, though not by its class.
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         if not self.opened.done():
