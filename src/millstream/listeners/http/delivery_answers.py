@@ -18,7 +18,7 @@ from millstream.listeners.http.answer import Answer
 from millstream.listeners.http.answers import failure
 from millstream.listeners.http.bodies import json_of, read_body
 from millstream.listeners.http.later import Later, later
-from millstream.listeners.http.messages import TYPE, Shown, shown_lease
+from millstream.listeners.http.messages import TYPE, Shown, encoded, shown_lease
 from millstream.listeners.http.parameters import OFFSET_MAX, PARTITION_MAX, Parameters, whole
 from millstream.wire import leases
 from millstream.wire.batches import is_shown_header
@@ -302,6 +302,33 @@ def received_body(group: str, received: Received, records: Sequence[Delivered]) 
             [shown_lease(one) for one in records],
         )
     )
+
+
+class ReceivedPages:
+    """The answers to receives of one record each that were served together: what they have in
+    common is encoded once."""
+
+    __slots__ = ("_begin", "_deadline_ms", "_group", "_limited_by", "_visibility_ms")
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self._begin = b""
+        self._deadline_ms = self._visibility_ms = -1
+        self._limited_by: str | None = None
+
+    def page(self, received: Received, one: Delivered | None) -> bytes:
+        """As `received_body` of this record alone, or of none."""
+        if (
+            received.deadline_ms != self._deadline_ms
+            or received.visibility_ms != self._visibility_ms
+            or received.limited_by != self._limited_by
+        ):
+            self._deadline_ms = received.deadline_ms
+            self._visibility_ms = received.visibility_ms
+            self._limited_by = received.limited_by
+            self._begin = received_body(self._group, received, ()).removesuffix(b"]}")
+        message = b"" if one is None else encoded(shown_lease(one))
+        return b"%b%b]}" % (self._begin, message)
 
 
 def _packed(group: str, received: Received) -> Answer:

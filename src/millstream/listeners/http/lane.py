@@ -159,17 +159,14 @@ class LaneProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         known = self._known
-        if known is None or not known.is_all_of(data):
+        if known is not None and not known.is_all_of(data):
             # A worker sends two in turn: its receives, and its acks.
-            self._known, self._known_before = self._known_before, known
-            known = self._known
-        if (
-            known is not None
-            and known.is_all_of(data)
-            and self._state == IDLE
-            and not self._rest
-            and self._may_serve(known)
-        ):
+            known = self._known_before
+            if known is not None and known.is_all_of(data):
+                self._known, self._known_before = known, self._known
+            else:
+                known = None
+        if known is not None and self._state == IDLE and not self._rest and self._may_serve(known):
             # One request like one of the two before, which is what a busy client sends.
             self._is_used = True
             body = data[known.body_at :]

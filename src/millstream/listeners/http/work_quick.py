@@ -18,8 +18,8 @@ from millstream.listeners.http.answers import failure
 from millstream.listeners.http.bodies import UNREADABLE
 from millstream.listeners.http.delivery_answers import (
     Receipts,
+    ReceivedPages,
     Receiving,
-    received_body,
     settled_answer,
 )
 from millstream.listeners.http.heads import Later
@@ -47,17 +47,22 @@ class WorkSlot:
     """The place of one request in the line of its connection. The connection takes itself out of
     it when its client goes away."""
 
-    __slots__ = ("_group", "answer", "line")
+    __slots__ = ("_pages", "answer", "line")
 
-    def __init__(self, group: str) -> None:
-        self._group = group
+    def __init__(self, pages: ReceivedPages | None = None) -> None:
+        """With the pages of its group where it is to receive."""
+        self._pages = pages
         self.answer: bytes | Answer | None = None
         self.line: Line | None = None
 
     def received(self, one: Delivered | None, found: Received) -> bool:
-        records = () if one is None else (one,)
-        self._fill(received_body(self._group, found, records))
-        return self.line is not None
+        pages, line = self._pages, self.line
+        assert pages is not None
+        self.answer = pages.page(found, one)
+        if line is None:
+            return False
+        line.on_slot(self)
+        return True
 
     def settled(self, one: Settled) -> None:
         self._fill(ACKED if one.error is None else settled_answer(one))
@@ -83,13 +88,13 @@ class QuickReceive:
     def __call__(self, name: str, query: bytes, headers: Headers, guard: Guard) -> Later | None:
         if query or any(pair == (b"accept", leases.MEDIA) for pair in headers):
             return None
-        known, receive = self._known, self._turns.receive
+        known, receive, pages = self._known, self._turns.receive, ReceivedPages(name)
 
         def take(body: bytes) -> WorkSlot | None:
             asked = known.get(body) or self._learn(body)
             if asked is None:
                 return None
-            slot = WorkSlot(name)
+            slot = WorkSlot(pages)
             receive(slot, name, asked)
             guard.requests += 1
             return slot
@@ -140,7 +145,7 @@ class QuickAck:
                 return None
             if said.receipt is None or said.receipts is not None:
                 return None
-            slot = WorkSlot(name)
+            slot = WorkSlot()
             ack(slot, said.receipt, group)
             guard.requests += 1
             return slot
