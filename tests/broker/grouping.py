@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from broker.making import House, memory_house, options
 from millstream.broker.broker import BrokerOptions
 from millstream.broker.consuming import ConsumingOptions
@@ -12,7 +14,9 @@ from millstream.broker.group_values import Commit, Committed, Join, Poll, Polled
 from millstream.broker.joining import GroupOptions
 from millstream.broker.polling import Polling
 from millstream.broker.publishing import Outgoing
-from millstream.errors import MillstreamError
+from millstream.broker.reading import Fetched, Reader
+from millstream.engine.pending import Pending
+from millstream.errors import LogDamaged, MillstreamError
 from millstream.log.partition import PartitionId
 
 
@@ -91,6 +95,18 @@ class Consumer:
 
     def leave(self) -> None:
         self.house.done(self.house.broker.groups.leave(self.group, self.id))
+
+
+def make_unreadable(monkeypatch: pytest.MonkeyPatch, *partitions: int) -> None:
+    """Reading these fails until the patch is undone."""
+    fetch = Reader.fetch
+
+    def fail(self: Reader, topic: str, partition: int, *how: int) -> Pending[Fetched]:
+        if partition in partitions:
+            return Pending.failed(LogDamaged(f"partition {partition} is damaged"))
+        return fetch(self, topic, partition, *how)
+
+    monkeypatch.setattr(Reader, "fetch", fail)
 
 
 def committed(house: House, partition: int = 0, group: str = "g") -> int | None:

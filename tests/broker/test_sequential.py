@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from broker.grouping import group_options, house_with, publish
+from broker.grouping import group_options, house_with, make_unreadable, publish
 from broker.making import House, local_house, memory_house
 from faults.simulated_disk import SimulatedDisk
 from millstream.broker import sequential
 from millstream.broker.consuming import ConsumingOptions
+from millstream.broker.reading import Fetched, Reader
 from millstream.broker.sequential import SequentialConsumer
+from millstream.engine.pending import Pending
 from millstream.errors import (
     ConsumerFenced,
     ConsumerUnknown,
+    LogDamaged,
     OffsetOutOfRange,
     PartitionUnknown,
     TooManyGroups,
@@ -183,6 +186,45 @@ def test_records_that_retention_took_are_stepped_over_and_counted() -> None:
     publish(house, "d")
     assert values(house, consumer) == ["d"]
     assert consumer.skipped == 3
+
+
+def test_what_was_read_before_a_damaged_partition_comes_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    house = house_with(partitions=3)
+    for partition in range(3):
+        publish(house, f"{partition}a", f"{partition}b", partition=partition)
+    consumer = house.done(house.broker.sequential.open("orders"))
+    make_unreadable(monkeypatch, 1)
+    assert values(house, consumer) == ["0a", "0b", "2a", "2b"]
+    assert isinstance(house.failed(consumer.next(100)), LogDamaged)
+    publish(house, "2c", partition=2)
+    assert values(house, consumer) == ["2c"]
+    monkeypatch.undo()
+    assert values(house, consumer) == ["1a", "1b"]
+
+
+def test_a_trim_in_the_middle_of_a_read_loses_nothing_that_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    house = house_with(partitions=2)
+    publish(house, "0a", partition=0)
+    publish(house, "1a", partition=1)
+    consumer = house.done(house.broker.sequential.open("orders"))
+    fetch = Reader.fetch
+
+    def trimmed(self: Reader, topic: str, partition: int, *how: int) -> Pending[Fetched]:
+        if partition == 1:
+            return Pending.failed(OffsetOutOfRange("orders/1 has offsets 1 to 1; 0 is outside"))
+        return fetch(self, topic, partition, *how)
+
+    monkeypatch.setattr(Reader, "fetch", trimmed)
+    assert values(house, consumer) == ["0a"]
+    assert values(house, consumer) == []
+    monkeypatch.undo()
+    house.done(house.broker.topics.purge("orders"))
+    publish(house, "1b", partition=1)
+    assert values(house, consumer) == ["1b"]
 
 
 def test_a_topic_made_again_is_not_the_consumers() -> None:

@@ -19,6 +19,7 @@ from millstream.engine.pending import Pending, follow
 from millstream.errors import (
     ConsumerFenced,
     ConsumerUnknown,
+    MillstreamError,
     OffsetOutOfRange,
     PartitionUnknown,
     TooManyGroups,
@@ -121,7 +122,10 @@ class SequentialConsumer:
     def _read(
         self, count_max: int, bytes_max: int
     ) -> Generator[Pending[Any], Any, list[Delivered]]:
+        """A partition that cannot be read fails the call only when no other has anything to give:
+        what was found counts as given, so it must come out."""
         found: list[Delivered] = []
+        failure: MillstreamError | None = None
         numbers = self.partitions
         for place in range(len(numbers)):
             number = numbers[(self._turn + place) % len(numbers)]
@@ -132,9 +136,16 @@ class SequentialConsumer:
                 self._next[number] = start
             if self._next[number] >= end:
                 continue
-            fetched = yield self._reader.fetch(
-                self.topic, number, self._next[number], count_max - len(found), bytes_max
-            )
+            try:
+                fetched = yield self._reader.fetch(
+                    self.topic, number, self._next[number], count_max - len(found), bytes_max
+                )
+            except OffsetOutOfRange:
+                # Trimmed just now: the next call steps over what is gone.
+                continue
+            except MillstreamError as error:
+                failure = failure or error
+                continue
             self._check()
             self._next[number] = fetched.next_offset
             found += [Delivered(number, record) for record in fetched.records]
@@ -142,6 +153,8 @@ class SequentialConsumer:
             if len(found) >= count_max or bytes_max <= 0:
                 self._turn = (self._turn + place + 1) % len(numbers)
                 break
+        if failure is not None and not found:
+            raise failure
         return found
 
     def wait(self, seconds: float) -> Waiting:
