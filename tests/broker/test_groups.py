@@ -9,6 +9,7 @@ from broker.grouping import (
     committed,
     group_options,
     house_with,
+    make_unreadable,
     publish,
     refused,
     settle,
@@ -19,6 +20,7 @@ from millstream.errors import (
     GroupNameInvalid,
     GroupNotEmpty,
     GroupUnknown,
+    LogDamaged,
     MemberUnknown,
     MetadataTooLarge,
     MillstreamError,
@@ -175,6 +177,24 @@ def test_a_member_reads_several_topics() -> None:
 
 
 # ---- committing
+
+
+def test_a_partition_that_cannot_be_read_does_not_keep_the_others_from_the_member(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    house = house_with(partitions=3)
+    for partition in range(3):
+        publish(house, f"{partition}a", f"{partition}b", partition=partition)
+    member = Consumer(house).join()
+    make_unreadable(monkeypatch, 0)
+    assert member.poll(count_max=2) == ["1a", "1b"]
+    assert member.poll() == ["2a", "2b"]
+    polling = member.start_poll(wait_ms=0).pending
+    assert isinstance(house.failed(polling), LogDamaged)
+    publish(house, "1c", partition=1)
+    assert member.poll() == ["1c"]
+    monkeypatch.undo()
+    assert member.poll() == ["0a", "0b"]
 
 
 def test_a_commit_is_what_the_next_member_begins_with() -> None:

@@ -117,9 +117,10 @@ def read(
     bytes_max: int,
     out_of_range: Callable[[PartitionId], None],
 ) -> Generator[Pending[Any], Any, list[PolledPart]]:
-    """What there is for a member now. A partition that cannot be read fails the poll when it is
-    the first with anything to give; the others are given first."""
+    """What there is for a member now. A partition that cannot be read fails the poll only when no
+    other has anything to give."""
     parts: list[PolledPart] = []
+    failure: MillstreamError | None = None
     positions = session.positions
     for id in session.in_turn():
         if id not in positions or id not in session.member.owned:
@@ -138,10 +139,9 @@ def read(
         except (TopicUnknown, OffsetOutOfRange):
             # It changed under our feet: the next look is at what is there then.
             continue
-        except MillstreamError:
-            if parts:
-                break
-            raise
+        except MillstreamError as error:
+            failure = failure or error
+            continue
         if id not in positions or positions[id] != offset:
             continue
         if not fetched.records:
@@ -153,6 +153,8 @@ def read(
         bytes_max -= sum(map(_size, fetched.records))
         if count_max <= 0 or bytes_max <= 0:
             break
+    if failure is not None and not parts:
+        raise failure
     return parts
 
 
