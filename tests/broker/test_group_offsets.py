@@ -197,12 +197,20 @@ def test_groups_long_gone_are_forgotten_and_others_are_not() -> None:
     assert isinstance(house.failed(back), ConsumerUnknown)
 
 
-def test_a_wall_clock_put_forward_forgets_nothing() -> None:
+@pytest.mark.parametrize("days", [3650, -3650])
+def test_a_wall_clock_that_is_put_forgets_nothing(days: int) -> None:
     house = house_with()
-    house.done(house.broker.groups.commit("g", [Commit("orders", 0, 0)]))
-    house.scheduler.clock.now_ms += 3650 * 24 * 60 * 60 * 1000
+    groups, sequential = house.broker.groups, house.broker.sequential
+    house.done(groups.commit("g", [Commit("orders", 0, 0)]))
+    before = house.done(sequential.open("orders"))
+    house.scheduler.clock.now_ms += days * int(DAY_S) * 1000
+    house.done(groups.commit("h", [Commit("orders", 0, 0)]))
+    after = house.done(sequential.open("orders"))
     house.scheduler.advance(SWEEP_SECONDS + 1)
     assert committed(house) == 0
+    assert committed(house, group="h") == 0
+    for one in (before, after):
+        assert house.done(sequential.open("orders", one.id)).positions() == one.positions()
 
 
 def test_offsets_are_kept_for_ever_when_that_is_asked_for() -> None:

@@ -491,11 +491,12 @@ class GroupOffsets:
 
     def _expire(self) -> Generator[Pending[Any], Any, None]:
         """Forget groups without members that have not committed for long. Time is what has
-        passed since the start, so that a wall clock that is put forward expires nothing."""
+        passed since the start, so that a wall clock that is put forward expires nothing; and no
+        more than that clock says, so that what is stamped after it was put back is not old."""
         assert self._retention_ms is not None
         wall_ms, monotonic = self._started
         now_ms = wall_ms + int((self._clock.monotonic() - monotonic) * 1000)
-        horizon_ms = now_ms - self._retention_ms
+        horizon_ms = min(now_ms, self._clock.wall_ms()) - self._retention_ms
         groups = self.table.groups()
         for first in range(0, len(groups), SWEEP_GROUPS):
             keys: list[bytes] = []
