@@ -9,6 +9,7 @@ import pytest
 
 from broker.making import House, RefusingDisk, local_house, memory_house, options
 from faults.simulated_disk import SimulatedDisk
+from millstream.broker.ages import SPANS_MAX
 from millstream.broker.idempotency import HEADER
 from millstream.broker.publishing import Outgoing, Placed, Published
 from millstream.engine.pending import Pending
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from millstream.log.disk import Disk
 
 WINDOW_MS = 600_000
+HOUR_MS = 60 * 60 * 1000
 
 
 def house_of(kind: str) -> House:
@@ -130,14 +132,55 @@ def test_topics_do_not_share_keys_and_a_topic_made_again_has_none(house: House) 
 def test_after_the_window_a_key_is_new(house: House) -> None:
     clock = house.scheduler.clock
     house.done(publish(house, "a"))
-    clock.now_ms += WINDOW_MS - 1
+    clock.advance((WINDOW_MS - 1) / 1000)
     assert house.done(publish(house, "a")).is_duplicate
-    clock.now_ms += 1
+    clock.advance(0.001)
     assert not house.done(publish(house, "a")).is_duplicate
     # The second use counts from its own time.
-    clock.now_ms += WINDOW_MS - 1
+    clock.advance((WINDOW_MS - 1) / 1000)
     assert house.done(publish(house, "a")).is_duplicate
     assert count(house) == 2
+
+
+@pytest.mark.parametrize("put_ms", [HOUR_MS, 2 * 24 * HOUR_MS, -HOUR_MS])
+def test_a_wall_clock_that_is_put_changes_nothing(house: House, put_ms: int) -> None:
+    clock = house.scheduler.clock
+    house.done(publish(house, "a"))
+    clock.now_ms += put_ms
+    assert house.done(publish(house, "a")).is_duplicate
+    # What is published after it counts from its own time, and holds up nothing.
+    clock.advance(1)
+    house.done(publish(house, "b"))
+    clock.advance(WINDOW_MS / 1000 - 1.001)
+    assert house.done(publish(house, "a")).is_duplicate
+    clock.advance(0.001)
+    assert house.done(publish(house, "b")).is_duplicate
+    assert not house.done(publish(house, "a")).is_duplicate
+    clock.now_ms -= put_ms
+    clock.advance(1)
+    assert not house.done(publish(house, "b")).is_duplicate
+
+
+@pytest.mark.parametrize("put_ms", [HOUR_MS, -HOUR_MS])
+def test_a_wall_clock_that_is_put_after_a_start_forgets_no_older_key(put_ms: int) -> None:
+    house = house_of("local")
+    house.done(publish(house, "a"))
+    house = restarted(house)
+    house.scheduler.clock.now_ms += put_ms
+    house.scheduler.clock.advance((WINDOW_MS - 1) / 1000)
+    assert house.done(publish(house, "a")).is_duplicate
+
+
+def test_keys_are_forgotten_though_the_wall_clock_is_put_again_and_again(house: House) -> None:
+    clock = house.scheduler.clock
+    for n in range(2 * SPANS_MAX):
+        clock.now_ms += (-1) ** n * HOUR_MS
+        clock.advance(0.1)
+        house.done(publish(house, f"key-{n}"))
+    assert len(house.broker.idempotency) == 2 * SPANS_MAX
+    # No longer than the furthest that it was put.
+    house.scheduler.advance((WINDOW_MS + HOUR_MS) / 1000 + 60)
+    assert len(house.broker.idempotency) == 0
 
 
 def test_keys_are_forgotten_without_being_asked_for(house: House) -> None:
@@ -169,7 +212,7 @@ def test_there_is_a_limit_that_expiry_makes_room_in() -> None:
     assert error.fields["limit"] == 3
     assert count(house) == 3
     assert house.done(publish(house, "a")).is_duplicate
-    house.scheduler.clock.now_ms += WINDOW_MS
+    house.scheduler.clock.advance(WINDOW_MS / 1000)
     assert not house.done(publish(house, "d")).is_duplicate
 
 

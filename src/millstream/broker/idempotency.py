@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from millstream.broker.ages import Ages
 from millstream.broker.lanes import NORMAL, lane_of
 from millstream.broker.schedule_values import PARTITION as SCHEDULES
 from millstream.engine.pending import Pending
@@ -104,7 +105,7 @@ class Idempotency:
     """Which keys were used, and for how long that is remembered."""
 
     __slots__ = (
-        "_clock",
+        "_ages",
         "_engine",
         "_keys_max",
         "_timer",
@@ -126,7 +127,7 @@ class Idempotency:
     ) -> None:
         self._engine = engine
         self._views = views
-        self._clock = clock
+        self._ages = Ages(clock)
         self._timers = timers
         self._window_ms = window_ms
         self._keys_max = keys_max
@@ -171,7 +172,7 @@ class Idempotency:
     ) -> Pending[list[int]]:
         """The records of publishes and their marks, in one atomic append: the offsets of the
         entries. Each publish is its mark's key, and partition and lane of each of its records."""
-        now_ms = self._clock.wall_ms()
+        now_ms = self._ages.stamp_ms()
         try:
             ends = {
                 -1 if id == SCHEDULES else id.number: self._engine.offsets(id).high_watermark
@@ -229,7 +230,7 @@ class Idempotency:
     # ---- forgetting
 
     def _is_over(self, mark: Mark) -> bool:
-        return mark.created_ms + self._window_ms <= self._clock.wall_ms()
+        return self._ages.age_ms(mark.created_ms) >= self._window_ms
 
     def _sweep(self) -> None:
         self._timer = None
