@@ -56,7 +56,8 @@ TOPIC_ROWS: tuple[tuple[str, str, Kind, str, str], ...] = (
         Size(1, 64 << 20),
         "1M",
         "The largest message of a topic that does not say otherwise: key, value and headers "
-        "together. More is a 413 with `message_too_large`.",
+        "together, without the broker's own headers. More is a 413 with `message_too_large`. "
+        "Batches of Kafka's clients are not opened: for them `batch_bytes_max` holds.",
     ),
     (
         "partitioner",

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from broker.making import House, local_house, memory_house, options
+from millstream.broker import ready_batches
 from millstream.broker.publish_calls import BATCH_BYTES
 from millstream.broker.publishing import Outgoing, Published
 from millstream.engine.memory import MemoryEngine
@@ -353,6 +354,53 @@ def test_several_ready_made_batches_are_stored_all_or_none(house: House) -> None
         0,
         1,
     ]
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_a_message_too_large_in_a_ready_made_batch_is_named_and_none_is_stored(
+    house: House, compression: str
+) -> None:
+    publisher = house.broker.publisher
+    house.done(house.broker.topics.alter("t", {"message_bytes_max": 1000}))
+    good = ready(*[b"x" * 999] * 5, compression=compression)
+    own = (5, b"k" * 400, b"x" * 590, (("h", b"xxxxx"), ("ms-type", b"json")))
+    fits = batches.encode([own] * 5, compression=compression)
+    over = batches.encode(
+        [own, own, (5, b"k" * 400, b"x" * 590, (("h", b"xxxxxx"), ("ms-type", b"json")))],
+        compression=compression,
+    )
+    for bad, record in (
+        (ready(b"x", b"x" * 1000, compression=compression), 1),
+        (ready(b"x" * 1000, compression=compression), 0),
+        (ready(*[b"x"] * 500, b"x" * 1000, compression=compression), 500),
+        (over, 2),
+    ):
+        error = house.failed(publisher.publish_batches("t", [(0, good), (1, bad)]))
+        assert isinstance(error, MessageTooLarge)
+        assert error.fields == {"limit_bytes": 1000, "record": record, "batch": 1}
+    assert not any(stored(house).values())
+    house.done(publisher.publish_batches("t", [(0, good), (1, fits)]))
+    assert [len(records) for records in stored(house).values()] == [5, 5, 0, 0]
+
+
+def test_records_of_a_batch_that_holds_no_large_one_are_not_looked_at(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ready_batches, "_require_sizes", None)
+    house.done(house.broker.topics.alter("t", {"message_bytes_max": 100_000}))
+    for compression in ("none", "zstd"):
+        batch = ready(*[b"x" * 100] * 900, compression=compression)
+        house.done(house.broker.publisher.publish_batch("t", 0, batch))
+
+
+def test_headers_of_the_broker_do_not_count_for_the_largest_message(house: House) -> None:
+    house.done(house.broker.topics.alter("t", {"message_bytes_max": 1000}))
+    own = (("ms-type", b"json"), ("ms-lane", b"high"))
+    house.done(house.broker.publisher.publish_one("t", b"k" * 400, b"v" * 600, own))
+    house.done(publish(house, Outgoing(b"k" * 400, b"v" * 600, own), idempotency_key="k"))
+    error = house.failed(publish(house, Outgoing(b"k" * 400, b"v" * 601, own)))
+    assert isinstance(error, MessageTooLarge)
+    assert "has 1001 bytes" in error.message
 
 
 def test_what_no_client_may_send_is_refused(house: House) -> None:

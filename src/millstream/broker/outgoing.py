@@ -12,7 +12,8 @@ from millstream.errors import (
     ParameterInvalid,
     TimestampInvalid,
 )
-from millstream.log.batch import LANES, Headers
+from millstream.log.batch import LANES, Headers, Record
+from millstream.wire.batches import OWN_PREFIX
 from millstream.wire.lanes import NORMAL, lane_unknown
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Published(NamedTuple):
 
 
 def check_record(topic: Topic, record: Outgoing, at: int) -> int:
-    """The size that counts for the limit; raises for what cannot be published."""
+    """Its size in a batch, about; raises for what cannot be published."""
     key, value, headers, timestamp_ms, partition, lane, *_ = record
     size = 0 if value is None else len(value)
     if key is not None:
@@ -70,12 +71,7 @@ def check_record(topic: Topic, record: Outgoing, at: int) -> int:
     if headers:
         size += _check_headers(headers, at)
     if size > topic.settings.message_bytes_max:
-        limit = topic.settings.message_bytes_max
-        raise MessageTooLarge(
-            f"the record has {size} bytes, topic {topic.name} takes {limit}",
-            limit_bytes=limit,
-            record=at,
-        )
+        require_size(topic, record, at)
     if timestamp_ms is not None and not 0 <= timestamp_ms <= TIMESTAMP_MS_MAX:
         raise TimestampInvalid(
             f"{timestamp_ms} is not a time in milliseconds since 1970",
@@ -89,6 +85,26 @@ def check_record(topic: Topic, record: Outgoing, at: int) -> int:
     if not 0 <= lane < len(LANES):
         raise lane_unknown(lane, at)
     return size
+
+
+def require_size(topic: Topic, record: Outgoing, at: int) -> None:
+    size, limit = size_of(record), topic.settings.message_bytes_max
+    if size > limit:
+        raise MessageTooLarge(
+            f"the record has {size} bytes, topic {topic.name} takes {limit}",
+            limit_bytes=limit,
+            record=at,
+        )
+
+
+def size_of(record: Outgoing | Record) -> int:
+    """What counts for the limit of messages: what its sender has written, not what we added."""
+    size = len(record.key or b"") + len(record.value or b"")
+    return size + sum(
+        len(name.encode()) + len(value or b"") + HEADER_OVERHEAD_BYTES
+        for name, value in record.headers
+        if not name.startswith(OWN_PREFIX)
+    )
 
 
 def key_required(topic: Topic, at: int) -> KeyRequired:

@@ -19,6 +19,7 @@ import structlog
 from millstream.broker.dead_letter_reading import letter_of
 from millstream.broker.dead_letter_values import NORMAL_LANE, SUFFIX, is_dead_letter_topic
 from millstream.broker.dead_letter_view import Place, job_changes, progress_change
+from millstream.broker.outgoing import size_of
 from millstream.broker.redrive_jobs import (
     EXAMPLES_MAX,
     RATE_MAX,
@@ -31,7 +32,7 @@ from millstream.broker.redrive_jobs import (
     Running,
     skipped_more,
 )
-from millstream.broker.redrive_routes import Outgoings, fields_of, size_of, target_of
+from millstream.broker.redrive_routes import Outgoings, fields_of, target_of
 from millstream.engine.pending import Pending, follow
 from millstream.errors import (
     AppendTooLarge,

@@ -20,7 +20,7 @@ from millstream.broker.dead_letter_values import (
     REDRIVES_HEADER,
 )
 from millstream.broker.deadletters import PLAIN_BYTES_MAX
-from millstream.broker.outgoing import HEADER_OVERHEAD_BYTES
+from millstream.broker.outgoing import size_of
 from millstream.broker.views import BATCH_BYTES, Entry
 from millstream.log import batch as batches
 from millstream.log.batch import LANES
@@ -30,8 +30,6 @@ from millstream.wire.partitioning import partition_of_key
 if TYPE_CHECKING:
     from millstream.broker.dead_letter_reading import Letter
     from millstream.broker.topics import Topic, Topics
-
-OWN_PREFIX = "ms-"
 
 
 class Target(NamedTuple):
@@ -52,16 +50,6 @@ def target_of(
     if size_of(letter.record) > topic.settings.message_bytes_max:
         return None, "message_too_large"
     return Target(topic, _partition(topic, letter, is_origin=to is None)), None
-
-
-def size_of(record: batches.Record) -> int:
-    """What counts for the limit of messages: what its sender has written, not what we added."""
-    size = len(record.key or b"") + len(record.value or b"")
-    return size + sum(
-        len(name.encode()) + len(value or b"") + HEADER_OVERHEAD_BYTES
-        for name, value in record.headers
-        if not name.startswith(OWN_PREFIX)
-    )
 
 
 def _partition(topic: Topic, letter: Letter, *, is_origin: bool) -> int:

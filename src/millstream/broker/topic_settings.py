@@ -148,7 +148,8 @@ TABLE = (
     Row(
         "message_bytes_max",
         Size(1, MESSAGE_BYTES_MAX),
-        "The largest message: key, value and headers together.",
+        "The largest message: key, value and headers together. Of Kafka's clients: the largest "
+        "batch.",
     ),
     Row(
         "partitioner",

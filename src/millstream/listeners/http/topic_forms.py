@@ -88,6 +88,7 @@ _BATCH_ERRORS = (
     errors.BatchCompressionInvalid,
     errors.BatchRecordInvalid,
     errors.BatchTooLarge,
+    errors.MessageTooLarge,
     errors.AppendTooLarge,
     errors.ProducerFenced,
     errors.SequenceOutOfOrder,
