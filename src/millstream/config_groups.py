@@ -118,8 +118,8 @@ GROUP_ROWS: tuple[tuple[str, str, Kind, str, str], ...] = (
         "offsets_retention_ms",
         Duration(60 * _SECOND_MS, otherwise="unlimited"),
         "7d",
-        "How long the offsets of a group without members, and the position of a sequential "
-        "consumer, are kept after the last commit. A group that comes back later begins as a new "
-        "one.",
+        "How long the offsets of a group without members are kept after the last commit, and the "
+        "position of a sequential consumer after it last acked or asked for messages; while it is "
+        "connected they are kept. A group that comes back later begins as a new one.",
     ),
 )

@@ -78,12 +78,13 @@ def rising_hex(size: int) -> str:
     return f"{next(_NUMBERS):0{2 * size}x}"
 
 
-def loop_broker(queues: Queues | None = None) -> Broker:
-    """In memory, on the running event loop; its engine is not started."""
+def loop_broker(queues: Queues | None = None, engine: Engine | None = None) -> Broker:
+    """In memory, on the running event loop; its engine is not started, unless it was given."""
     loop = asyncio.get_running_loop()
     clock = SystemClock()
     timers = Timers(clock, loop.call_later)
-    return broker_on(MemoryEngine(), clock, timers, LoopTurns(loop), queues=queues)
+    engine = engine or MemoryEngine()
+    return broker_on(engine, clock, timers, LoopTurns(loop), queues=queues)
 
 
 class RefusingDisk:

@@ -213,6 +213,38 @@ def test_a_wall_clock_that_is_put_forgets_nothing(days: int) -> None:
         assert house.done(sequential.open("orders", one.id)).positions() == one.positions()
 
 
+def test_a_sequential_consumer_at_work_is_not_forgotten_though_it_acks_nothing() -> None:
+    house = house_with(partitions=2)
+    sequential = house.broker.sequential
+    gone = house.done(sequential.open("orders"))
+    held = house.done(sequential.open("orders", partition=1))
+    held.is_held = True
+    asking = house.done(sequential.open("orders"))
+    for _ in range(9):
+        pass_time(house, DAY_S)
+        assert house.done(house.done(sequential.find("orders", asking.id)).next(1)) == []
+    publish(house, "a", partition=1)
+    assert isinstance(house.failed(sequential.find("orders", gone.id)), ConsumerUnknown)
+    for one in (held, asking):
+        assert len(house.done(one.next(1))) == 1
+        assert house.done(one.ack(1, 0)) == 1
+    # What belongs to a connection that has ended has as long as all others.
+    held.close()
+    pass_time(house, 8 * DAY_S)
+    assert isinstance(house.failed(sequential.open("orders", held.id)), ConsumerUnknown)
+
+
+def test_an_ack_does_not_bring_a_forgotten_consumer_back() -> None:
+    house = house_with(partitions=2)
+    sequential = house.broker.sequential
+    publish(house, "a", partition=1)
+    alone = house.done(sequential.open("orders", partition=1))
+    assert len(house.done(alone.next(1))) == 1
+    pass_time(house, 8 * DAY_S)
+    assert isinstance(house.failed(alone.ack(1, 0)), ConsumerUnknown)
+    assert isinstance(house.failed(sequential.open("orders", alone.id)), ConsumerUnknown)
+
+
 def test_offsets_are_kept_for_ever_when_that_is_asked_for() -> None:
     house = local_house(options_=group_options(ConsumingOptions(offsets_retention_ms=None))).start()
     house.done(house.broker.topics.create("orders", 1))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 import pytest
 
 from broker.grouping import group_options, house_with, make_unreadable, publish
-from broker.making import House, local_house, memory_house
+from broker.making import House, RefusingDisk, local_house, memory_house
 from faults.simulated_disk import SimulatedDisk
 from millstream.broker import sequential
 from millstream.broker.consuming import ConsumingOptions
@@ -15,12 +17,16 @@ from millstream.engine.pending import Pending
 from millstream.errors import (
     ConsumerFenced,
     ConsumerUnknown,
+    DiskFull,
     LogDamaged,
     OffsetOutOfRange,
     PartitionUnknown,
     TooManyGroups,
     TopicUnknown,
 )
+
+if TYPE_CHECKING:
+    from millstream.log.disk import Disk
 
 
 def values(house: House, consumer: SequentialConsumer, count: int = 100) -> list[str]:
@@ -253,6 +259,26 @@ def test_unknown_and_deleted_consumers_and_too_many() -> None:
     assert isinstance(house.failed(consumer.next(1)), ConsumerFenced)
     assert isinstance(house.failed(sequential_.delete("orders", consumer.id)), ConsumerUnknown)
     house.done(sequential_.open("orders"))
+
+
+def test_who_could_not_be_opened_is_not_at_work() -> None:
+    disks: list[RefusingDisk] = []
+
+    def through(disk: SimulatedDisk) -> Disk:
+        disks.append(RefusingDisk(disk))
+        return cast("Disk", disks[0])
+
+    house = local_house(through=through).start()
+    house.done(house.broker.topics.create("orders", 1))
+    consumer = house.done(house.broker.sequential.open("orders"))
+    house.done(house.broker.topics.add_partitions("orders", 2))
+    publish(house, "a", partition=1)
+    disks[0].is_full = True
+    assert isinstance(house.failed(house.broker.sequential.open("orders", consumer.id)), DiskFull)
+    disks[0].is_full = False
+    found = house.done(house.broker.sequential.find("orders", consumer.id))
+    assert values(house, found) == ["a"]
+    assert house.done(found.ack(1, 0)) == 1
 
 
 def test_a_topic_that_grew_has_its_new_partitions_read_from_the_start() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -11,11 +13,23 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from broker.making import loop_broker
 from broker_process import BrokerProcess
+from listeners.http_scene import run, until
 from listeners.v1_client import V1
+from millstream.engine.memory import MemoryEngine
+from millstream.listeners.http.stream_sockets import StreamSockets
+from millstream.listeners.http.websocket import SocketCounts, WebSocket
 from millstream.wire import stream
+from millstream.wire.frames import TEXT
 
 PATIENCE_S = 60.0
+HANDSHAKE = [
+    (b"connection", b"upgrade"),
+    (b"upgrade", b"websocket"),
+    (b"sec-websocket-version", b"13"),
+    (b"sec-websocket-key", b"AAAAAAAAAAAAAAAAAAAAAA=="),
+]
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +165,37 @@ def test_who_waits_hears_that_it_was_fenced_without_a_new_record(v1: V1) -> None
         first.say(type="next", credit=1)
         second.ask(type="open", id=1, consumer_id=id)
         assert first.hear()["error"] == "consumer_fenced"
+
+
+def test_a_connected_consumer_is_held_until_its_connection_ends() -> None:
+    async def scenario() -> None:
+        engine = MemoryEngine()
+        await engine.start()
+        broker = loop_broker(engine=engine)
+        await broker.start()
+        await broker.topics.create("orders", 1)
+        sockets = StreamSockets(broker, 2**20, SocketCounts())
+        asked = sockets.upgrade(b"GET", b"/v1/topics/orders/stream", HANDSHAKE)
+        assert isinstance(asked, WebSocket)
+        ours, theirs = socket.socketpair()
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_accepted_socket(asyncio.Protocol, ours)
+        asked.take_over(transport, set(), b"")
+        asked.on_messages([(TEXT, b'{"type":"open"}')])
+        theirs.settimeout(PATIENCE_S)
+        heard = b""
+        while b'"consumer_id":"' not in heard:
+            heard += await asyncio.to_thread(theirs.recv, 4096)
+        id = heard.split(b'"consumer_id":"')[1][:24].decode()
+        consumer = await broker.sequential.find("orders", id)
+        assert consumer.is_held
+        assert not consumer.is_fenced
+        theirs.close()
+        await until(lambda: consumer.is_fenced, "the consumer to be let go")
+        broker.stop()
+        await engine.stop()
+
+    run(scenario())
 
 
 def test_answers_come_in_the_order_of_requests(v1: V1) -> None:

@@ -107,7 +107,6 @@ class GroupOffsets:
         "_leases",
         "_members",
         "_reader",
-        "_retention_ms",
         "_started",
         "_timers",
         "_topics",
@@ -115,6 +114,7 @@ class GroupOffsets:
         "_views",
         "commits",
         "expired_groups",
+        "retention_ms",
         "table",
     )
 
@@ -130,7 +130,7 @@ class GroupOffsets:
         self._clock = around.clock
         self._timers = around.timers
         self._turns = around.turns
-        self._retention_ms = retention_ms
+        self.retention_ms = retention_ms
         self._members: dict[GroupProtocol, Callable[[str], int]] = {}
         self._leases: Leases | None = None
         self._started = (0, 0.0)
@@ -481,7 +481,7 @@ class GroupOffsets:
         self._has_stopped = True
 
     def _arm(self) -> None:
-        if self._retention_ms is not None:
+        if self.retention_ms is not None:
             self._timers.after(SWEEP_SECONDS, self._sweep)
 
     def _sweep(self) -> None:
@@ -493,10 +493,10 @@ class GroupOffsets:
         """Forget groups without members that have not committed for long. Time is what has
         passed since the start, so that a wall clock that is put forward expires nothing; and no
         more than that clock says, so that what is stamped after it was put back is not old."""
-        assert self._retention_ms is not None
+        assert self.retention_ms is not None
         wall_ms, monotonic = self._started
         now_ms = wall_ms + int((self._clock.monotonic() - monotonic) * 1000)
-        horizon_ms = min(now_ms, self._clock.wall_ms()) - self._retention_ms
+        horizon_ms = min(now_ms, self._clock.wall_ms()) - self.retention_ms
         groups = self.table.groups()
         for first in range(0, len(groups), SWEEP_GROUPS):
             keys: list[bytes] = []

@@ -61,13 +61,15 @@ class SequentialConsumer:
         "_reader",
         "_reading",
         "_turn",
-        "_uuid",
         "_waitings",
+        "called_s",
         "id",
         "is_fenced",
+        "is_held",
         "is_new",
         "skipped",
         "topic",
+        "uuid",
     )
 
     def __init__(
@@ -84,9 +86,13 @@ class SequentialConsumer:
         self.topic = topic.name
         self.is_new = is_new
         self.is_fenced = False
+        # A connection has it, whether it says anything or not.
+        self.is_held = False
+        # When somebody last asked for it, on the monotonic clock.
+        self.called_s = 0.0
         # Offsets that retention removed before they were given.
         self.skipped = 0
-        self._uuid = topic.uuid.bytes
+        self.uuid = topic.uuid.bytes
         self._next = positions
         self._offsets = offsets
         self._reader = reader
@@ -187,9 +193,12 @@ class SequentialConsumer:
         if offset < position:
             yield self._offsets.settled()
             return position
-        entry = self._offsets.table.get(self.id, self._uuid, partition)
-        mark = entry.metadata if entry is not None else ""
-        yield self._offsets.write(self.id, [Commit(self.topic, partition, offset + 1, mark)])
+        entry = self._offsets.table.get(self.id, self.uuid, partition)
+        if entry is None:
+            # A position alone would bring it back without the mark of what it reads.
+            raise consumer_unknown(self.topic, self.id)
+        commit = Commit(self.topic, partition, offset + 1, entry.metadata)
+        yield self._offsets.write(self.id, [commit])
         return offset + 1
 
     def _not_mine(self, topic: Topic, partition: int) -> PartitionUnknown:
@@ -215,7 +224,7 @@ class SequentialConsumer:
 
     def _check(self) -> Topic:
         topic = self._offsets.topic(self.topic)
-        if topic.uuid.bytes != self._uuid:
+        if topic.uuid.bytes != self.uuid:
             raise TopicUnknown(
                 f"topic {self.topic} was deleted and made again; open a new consumer",
                 topic=self.topic,
@@ -232,7 +241,15 @@ class SequentialConsumer:
 class Sequential:
     """All sequential consumers of a broker."""
 
-    __slots__ = ("_consumers_max", "_offsets", "_open", "_random_hex", "_reader", "_topics")
+    __slots__ = (
+        "_clock",
+        "_consumers_max",
+        "_offsets",
+        "_open",
+        "_random_hex",
+        "_reader",
+        "_topics",
+    )
 
     def __init__(
         self,
@@ -243,14 +260,25 @@ class Sequential:
     ) -> None:
         self._topics = around.topics
         self._reader = around.reader
+        self._clock = around.clock
         self._offsets = offsets
         self._consumers_max = consumers_max
         self._random_hex = random_hex
         self._open: OrderedDict[str, SequentialConsumer] = OrderedDict()
+        offsets.count_members_by("http", lambda consumer_id: int(self.is_used(consumer_id)))
 
     def __len__(self) -> int:
         """How many are known, open or not."""
         return self._offsets.table.row_groups
+
+    def is_used(self, consumer_id: str) -> bool:
+        """Somebody has it, or asked for it not long ago, though it had nothing to ack."""
+        consumer = self._open.get(consumer_id)
+        if consumer is None or consumer.is_fenced:
+            return False
+        quiet_ms = (self._clock.monotonic() - consumer.called_s) * 1000
+        retention_ms = self._offsets.retention_ms
+        return consumer.is_held or retention_ms is None or quiet_ms < retention_ms
 
     def open(
         self,
@@ -303,13 +331,18 @@ class Sequential:
         if before is not None:
             before.close()
         self._open[consumer_id] = consumer
+        consumer.called_s = self._clock.monotonic()
         if len(self._open) > OPEN_MAX:
             _, quiet = self._open.popitem(last=False)
             quiet.close()
-        if pins:
-            yield self._offsets.write(consumer_id, pins)
-        else:
-            yield self._offsets.settled()
+        try:
+            yield self._offsets.write(consumer_id, pins) if pins else self._offsets.settled()
+        except MillstreamError:
+            # Who asks for it again begins where its position is, or hears that it has none.
+            consumer.close()
+            if self._open.get(consumer_id) is consumer:
+                del self._open[consumer_id]
+            raise
         return consumer
 
     def _numbers(self, topic: Topic, consumer_id: str) -> Sequence[int]:
@@ -330,10 +363,14 @@ class Sequential:
     def find(self, topic: str, consumer_id: str) -> Pending[SequentialConsumer]:
         """The one that is at work, or opened again: for calls that come one by one."""
         consumer = self._open.get(consumer_id)
-        if consumer is None or consumer.topic != topic:
+        if consumer is None or consumer.topic != topic or not self._has_position(consumer):
             return self.open(topic, consumer_id)
         self._open.move_to_end(consumer_id)
+        consumer.called_s = self._clock.monotonic()
         return Pending.of(consumer)
+
+    def _has_position(self, consumer: SequentialConsumer) -> bool:
+        return self._offsets.table.has_topic(consumer.id, consumer.uuid)
 
     def delete(self, topic: str, consumer_id: str) -> Pending[None]:
         """Forget a consumer and its position."""
@@ -351,9 +388,13 @@ class Sequential:
             consumer_id, topic.uuid.bytes
         ):
             return
-        raise ConsumerUnknown(
-            f"topic {topic.name} has no consumer {consumer_id[:100]!r}, or it was quiet for too "
-            "long; open one without an id",
-            consumer_id=consumer_id[:100],
-            topic=topic.name,
-        )
+        raise consumer_unknown(topic.name, consumer_id)
+
+
+def consumer_unknown(topic: str, consumer_id: str) -> ConsumerUnknown:
+    return ConsumerUnknown(
+        f"topic {topic} has no consumer {consumer_id[:100]!r}, or it was quiet for too long; open "
+        "one without an id",
+        consumer_id=consumer_id[:100],
+        topic=topic,
+    )

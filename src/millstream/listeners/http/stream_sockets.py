@@ -168,6 +168,7 @@ class TopicSocket(WebSocket):
                 consumer.close()
                 return b""
             self._consumer = consumer
+            consumer.is_held = True
             # After the answer, so that nothing comes before the client knows its id.
             asyncio.get_running_loop().call_soon(self._pump)
             return self._side.opened(asked.id, consumer.id, consumer.positions())
