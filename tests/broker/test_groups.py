@@ -14,8 +14,11 @@ from broker.grouping import (
     refused,
     settle,
 )
-from broker.making import memory_house
+from broker.making import local_house, memory_house
+from faults.simulated_disk import SimulatedDisk
 from millstream.broker.group_values import Commit, Join, Poll
+from millstream.broker.reading import Fetched, Reader
+from millstream.engine.pending import Pending
 from millstream.errors import (
     GroupNameInvalid,
     GroupNotEmpty,
@@ -131,6 +134,54 @@ def test_a_second_poll_takes_the_place_of_the_first() -> None:
     assert house.done(first.pending).parts == []
     publish(house, "x")
     assert member.hear(house.done(second.pending)) == ["x"]
+
+
+def test_a_poll_that_was_superseded_takes_nothing_from_the_one_in_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    house = house_with(partitions=1)
+    publish(house, "a", "b")
+    member = Consumer(house).join()
+    fetch, gates = Reader.fetch, list[Pending[Fetched]]()
+
+    def held(*_: object) -> Pending[Fetched]:
+        gates.append(Pending())
+        return gates[-1]
+
+    monkeypatch.setattr(Reader, "fetch", held)
+    first = member.start_poll(wait_ms=0, received=0)
+    second = member.start_poll(wait_ms=0, received=0)
+    house.scheduler.run()
+    monkeypatch.undo()
+    fetched = house.done(fetch(house.broker.reader, "orders", 0, 0, 10, 1000))
+    for gate in reversed(gates):
+        gate.succeed(fetched)
+        house.scheduler.run()
+    assert member.hear(second.pending.result()) == ["a", "b"]
+    assert first.pending.result().parts == []
+    # Whoever hears only the first has got nothing yet; nor if nobody hears of either.
+    assert member.poll(received=first.pending.result().number) == ["a", "b"]
+    first.cancel()
+    assert member.poll(received=0) == ["a", "b"]
+
+
+def test_a_poll_waits_for_what_the_one_before_it_has_written_though_that_waits_too() -> None:
+    house = local_house(options_=group_options()).start()
+    house.done(house.broker.topics.create("orders", 1))
+    member = Consumer(house).join()
+    assert member.poll() == []
+    publish(house, "a")
+    house.done(house.broker.topics.purge("orders"))
+    publish(house, "b")
+    # It writes that the group goes on at 1.
+    first = member.start_poll(wait_ms=0)
+    second = member.start_poll(wait_ms=0)
+    assert not first.pending.is_done
+    assert not second.pending.is_done
+    assert member.hear(house.done(second.pending)) == ["b"]
+    disk = house.scheduler.disk
+    assert isinstance(disk, SimulatedDisk)
+    assert committed(local_house(disk.crash("nothing")).start()) == 1
 
 
 def test_a_poll_that_the_client_never_got_is_given_again() -> None:

@@ -260,8 +260,7 @@ class Groups:
         session.positions.receive(poll.received)
         self._rebalancing.acknowledge(found, session, generation)
         self._rebalancing.commit_when_due(found, session)
-        number = session.positions.number
-        polling = Polling[Polled](lambda: _give_back(session, number + 1))
+        polling = Polling[Polled](lambda: _give_back(session, polling))
         session.polling = polling
         deadline = self._clock.monotonic() + wait_ms / 1000
         steps = self._poll(found, session, polling, (count_max, bytes_max, deadline))
@@ -285,6 +284,7 @@ class Groups:
         limits: tuple[int, int, float],
     ) -> Generator[Pending[Any], Any, Polled]:
         count_max, bytes_max, deadline = limits
+        heard = session.positions.number
         member = session.member
         before = member.generation
         has_waited = False
@@ -317,14 +317,17 @@ class Groups:
                 continue
             has_waited = True
             yield from wait_for_more(session, polling, self._reader, rest)
-        if member.generation != member.acknowledged or session.is_unsettled:
-            session.is_unsettled = False
+        pins = session.pins
+        if member.generation != member.acknowledged or session.pins_settled < pins:
             yield self._offsets.settled()
+            session.pins_settled = max(session.pins_settled, pins)
         if session.is_gone:
             # It went, was replaced, or joined again in the meantime.
             group.membership.find(member.id)
         if polling.is_over:
-            parts = []
+            # The one that took its place may have given something, and nobody may say for the
+            # member that it came through.
+            return Polled(group.membership.standing(member), heard, [])
         return self._answer(group, session, [one for one in parts if _still(one, had, member)])
 
     def _check_placed(self, group: Group, session: Session) -> None:
@@ -519,8 +522,8 @@ def _still(part: PolledPart, had: dict[PartitionId, int], member: Member) -> boo
     return id in had and member.owned.get(id) == had[id]
 
 
-def _give_back(session: Session, number: int) -> None:
-    if session.positions.number == number:
+def _give_back(session: Session, polling: Polling[Polled]) -> None:
+    if not polling.is_over and session.positions.number == polling.pending.result().number:
         session.positions.take_back()
 
 

@@ -88,8 +88,10 @@ class Session:
     timer: Timer | None = None
     commit_timer: Timer | None = None
     revoke_timer: Timer | None = None
-    # Something was written that the next answer depends on.
-    is_unsettled: bool = False
+    # How often something was written that the next answer depends on, and how much of that is
+    # known to be durable.
+    pins: int = 0
+    pins_settled: int = 0
     # Of a Kafka client: where it called from.
     host: str = ""
     # The topics that it named, and a pattern of more. The member has all of them.

@@ -335,7 +335,7 @@ class Rebalancing:
             self.counts.expired_records += max(0, start - position)
 
     def _pin(self, group: Group, session: Session, pins: list[Commit]) -> None:
-        session.is_unsettled = True
+        session.pins += 1
 
         def done(written: Pending[list[Committed]]) -> None:
             if written.error is not None:
