@@ -10,6 +10,9 @@ from faults.simulated_disk import SimulatedDisk
 from millstream.broker.consuming import ConsumingOptions
 from millstream.broker.group_offsets import SWEEP_SECONDS, ResetKind, ResetTo
 from millstream.broker.group_values import Commit
+from millstream.broker.reading import Reader
+from millstream.broker.shares import Shares
+from millstream.engine.pending import Pending
 from millstream.errors import (
     ConsumerUnknown,
     GroupNotEmpty,
@@ -138,6 +141,37 @@ def test_a_reset_that_cannot_be_changes_nothing() -> None:
     resetting = offsets.reset("g", "orders", ResetTo("earliest"))
     assert isinstance(house.failed(resetting), GroupNotEmpty)
     assert committed(house) == 1
+
+
+def test_a_topic_made_again_while_times_are_looked_up_is_not_reset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    house = house_with(partitions=1)
+    offsets, gate = house.broker.group_offsets, Pending[int]()
+    monkeypatch.setattr(Reader, "offset_at", lambda *_: gate)
+    resetting = offsets.reset("g", "orders", ResetTo("time", 5))
+    house.done(house.broker.topics.delete("orders"))
+    house.done(house.broker.topics.create("orders", 1))
+    gate.succeed(7)
+    assert isinstance(house.failed(resetting), TopicUnknown)
+    assert isinstance(house.failed(offsets.committed("g")), GroupUnknown)
+
+
+def test_who_joins_while_a_reset_is_written_goes_on_where_it_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    house = house_with(partitions=1)
+    publish(house, "a", "b")
+    house.done(house.broker.groups.commit("g", [Commit("orders", 0, 2)]))
+    gate = Pending[None]()
+    monkeypatch.setattr(Shares, "reset", lambda *_: gate)
+    resetting = house.broker.group_offsets.reset("g", "orders", ResetTo("earliest"))
+    member = Consumer(house).join()
+    assert member.poll() == ["a", "b"]
+    member.commit(2)
+    gate.succeed(None)
+    house.done(resetting)
+    assert committed(house) == 2
 
 
 def test_offsets_of_one_topic_are_forgotten() -> None:

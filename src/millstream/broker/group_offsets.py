@@ -39,6 +39,7 @@ from millstream.errors import (
     MillstreamError,
     OffsetOutOfRange,
     ParameterInvalid,
+    TopicUnknown,
 )
 
 if TYPE_CHECKING:
@@ -342,16 +343,25 @@ class GroupOffsets:
             after[number] = yield self._where(topic, number, to)
             if not len(after) % LOOK_UP_SLICE:
                 yield self._breath()
+        # Last, because much may have happened while times were looked up.
+        if self._topics.get(topic).uuid != found.uuid:
+            raise TopicUnknown(
+                f"topic {topic} was deleted and made again meanwhile; reset the group again",
+                topic=topic,
+            )
         if not is_dry_run:
-            # Last, because somebody may have joined while times were looked up.
             self.refuse_members(group)
         before = {number: self.position(group, topic, number) for number in numbers}
         if is_dry_run:
             yield self._views.settled(self.table)
         else:
-            if self._leases is not None:
-                yield self._leases.reset(group, topic, after)
-            yield self.write(group, [Commit(topic, number, after[number]) for number in numbers])
+            # In one step with the check: whoever joins now goes on where the reset says.
+            leased = None if self._leases is None else self._leases.reset(group, topic, after)
+            commits = [Commit(topic, number, after[number]) for number in numbers]
+            written = self.write(group, commits)
+            if leased is not None:
+                yield leased
+            yield written
         return [ResetDone(topic, number, before[number], after[number]) for number in numbers]
 
     def _where(self, topic: str, partition: int, to: ResetTo) -> Pending[int]:
