@@ -71,6 +71,40 @@ def test_an_ack_covers_all_before_it_and_repeating_one_does_no_harm() -> None:
     assert consumer.positions() == {0: 3}
 
 
+def test_what_was_given_before_a_restart_can_be_acked_after_it() -> None:
+    house = local_house().start()
+    house.done(house.broker.topics.create("orders", 1))
+    publish(house, *"abcd")
+    consumer = house.done(house.broker.sequential.open("orders"))
+    assert values(house, consumer, 3) == ["a", "b", "c"]
+    disk = house.scheduler.disk
+    assert isinstance(disk, SimulatedDisk)
+    house = local_house(disk.crash("nothing")).start()
+    found = house.done(house.broker.sequential.find("orders", consumer.id))
+    assert house.done(found.ack(0, 1)) == 2
+    # It is not given again, and what came after the restart has to be given first.
+    publish(house, "e")
+    assert isinstance(house.failed(found.ack(0, 4)), OffsetOutOfRange)
+    assert values(house, found) == ["c", "d", "e"]
+    assert house.done(found.ack(0, 4)) == 5
+
+
+def test_what_is_acked_while_it_is_read_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    house = house_with(partitions=1)
+    publish(house, *"abc")
+    first = house.done(house.broker.sequential.open("orders"))
+    assert values(house, first, 2) == ["a", "b"]
+    back = house.done(house.broker.sequential.open("orders", first.id))
+    fetch, gate = Reader.fetch, Pending[Fetched]()
+    monkeypatch.setattr(Reader, "fetch", lambda *_: gate)
+    reading = back.next(100)
+    monkeypatch.undo()
+    assert house.done(back.ack(0, 1)) == 2
+    gate.succeed(house.done(fetch(house.broker.reader, "orders", 0, 0, 100, 1000)))
+    assert house.done(reading) == []
+    assert values(house, back) == ["c"]
+
+
 def test_only_what_was_given_can_be_acked() -> None:
     house = house_with(partitions=2)
     publish(house, *"abc")

@@ -56,6 +56,7 @@ class SequentialConsumer:
     """One consumer at work. It is fenced when the same id is opened again."""
 
     __slots__ = (
+        "_known_to",
         "_next",
         "_offsets",
         "_reader",
@@ -81,6 +82,7 @@ class SequentialConsumer:
         offsets: GroupOffsets,
         reader: Reader,
         is_new: bool,
+        known_to: dict[int, int],
     ) -> None:
         self.id = id
         self.topic = topic.name
@@ -94,6 +96,9 @@ class SequentialConsumer:
         self.skipped = 0
         self.uuid = topic.uuid.bytes
         self._next = positions
+        # Who comes back may have been given all that was there then, by an earlier connection or
+        # before a restart, and may ack it though it was not given again.
+        self._known_to = known_to
         self._offsets = offsets
         self._reader = reader
         self._turn = 0
@@ -142,9 +147,10 @@ class SequentialConsumer:
                 self._next[number] = start
             if self._next[number] >= end:
                 continue
+            begin = self._next[number]
             try:
                 fetched = yield self._reader.fetch(
-                    self.topic, number, self._next[number], count_max - len(found), bytes_max
+                    self.topic, number, begin, count_max - len(found), bytes_max
                 )
             except OffsetOutOfRange:
                 # Trimmed just now: the next call steps over what is gone.
@@ -153,6 +159,9 @@ class SequentialConsumer:
                 failure = failure or error
                 continue
             self._check()
+            if self._next[number] != begin:
+                # Acked meanwhile, as somebody who came back may.
+                continue
             self._next[number] = fetched.next_offset
             found += [Delivered(number, record) for record in fetched.records]
             bytes_max -= sum(len(one.value or b"") for one in fetched.records)
@@ -179,7 +188,7 @@ class SequentialConsumer:
         topic = self._check()
         if partition not in self._next:
             raise self._not_mine(topic, partition)
-        given = self._next[partition]
+        given = max(self._next[partition], self._known_to.get(partition, 0))
         if not 0 <= offset < given:
             raise OffsetOutOfRange(
                 f"{self.topic}/{partition} was given up to {given}; {offset} cannot be acked",
@@ -199,6 +208,8 @@ class SequentialConsumer:
             raise consumer_unknown(self.topic, self.id)
         commit = Commit(self.topic, partition, offset + 1, entry.metadata)
         yield self._offsets.write(self.id, [commit])
+        # What is done need not be given any more.
+        self._next[partition] = max(self._next[partition], offset + 1)
         return offset + 1
 
     def _not_mine(self, topic: Topic, partition: int) -> PartitionUnknown:
@@ -309,6 +320,7 @@ class Sequential:
             consumer_id = self._random_hex(CONSUMER_ID_BYTES)
         else:
             self._known(topic, consumer_id)
+        known_to: dict[int, int] = {}
         numbers = self._numbers(topic, consumer_id) if partition is None else (partition,)
         mark = "" if partition is None else ALONE
         positions: dict[int, int] = {}
@@ -318,6 +330,8 @@ class Sequential:
             if at is None:
                 at = self._begin(name, number, start)
                 pins.append(Commit(name, number, at, mark))
+            else:
+                known_to[number] = self._reader.offsets(name, number).high_watermark
             positions[number] = at
         consumer = SequentialConsumer(
             consumer_id,
@@ -326,6 +340,7 @@ class Sequential:
             offsets=self._offsets,
             reader=self._reader,
             is_new=is_new,
+            known_to=known_to,
         )
         before = self._open.pop(consumer_id, None)
         if before is not None:
