@@ -70,6 +70,26 @@ def test_the_trend_is_messages_a_second() -> None:
     assert trend < -1
 
 
+def test_a_topic_made_again_has_no_trend_and_no_age_of_the_old_one() -> None:
+    house = house_with(partitions=1)
+    commit = [Commit("orders", 0, 0)]
+    house.done(house.broker.groups.commit("g", commit))
+    for _ in range(4):
+        publish(house, "a")
+        house.scheduler.advance(SAMPLE_SECONDS)
+    assert lag_of(house).trend_per_s is not None
+    house.done(house.broker.topics.delete("orders"))
+    house.done(house.broker.topics.create("orders", 1))
+    house.done(house.broker.groups.commit("g", commit))
+    publish(house, "b")
+    lag = lag_of(house)
+    assert (lag.messages, lag.trend_per_s) == (1, None)
+    assert lag.seconds == pytest.approx(0, abs=0.1)
+    assert list(house.broker.lags.samples()) == []
+    house.scheduler.advance(SAMPLE_SECONDS)
+    assert [one.trend_per_s for one in house.broker.lags.samples()] == [None]
+
+
 def test_a_series_forgets_what_is_older_than_five_minutes() -> None:
     series = Series()
     series.add(0.0, 1_000_000)

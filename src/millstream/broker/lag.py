@@ -70,6 +70,14 @@ class LagSample(NamedTuple):
     trend_per_s: float | None
 
 
+class _Key(NamedTuple):
+    """Of a series. With the UUID, because a topic made again has nothing of the old one."""
+
+    group: str
+    uuid: bytes
+    id: PartitionId
+
+
 class Series:
     """The samples of one partition of a group."""
 
@@ -124,7 +132,7 @@ class Lags:
         self._turns = around.turns
         self._offsets = offsets
         self._directory = directory
-        self._series: dict[tuple[str, PartitionId], Series] = {}
+        self._series: dict[_Key, Series] = {}
         self._has_stopped = False
 
     def of(self, group: str) -> Pending[GroupLag]:
@@ -154,8 +162,8 @@ class Lags:
         self, group: str, committed: Committed, owners: Mapping[PartitionId, str]
     ) -> Generator[Pending[Any], Any, PartitionLag | None]:
         id = PartitionId(committed.topic, committed.partition)
-        series = self._series.get((group, id)) or Series()
         try:
+            series = self._series.get(self._key(group, id)) or Series()
             yield from self._look_up(id, committed.offset, series)
             start, end = self._reader.offsets(*id)
         except MillstreamError:
@@ -206,14 +214,14 @@ class Lags:
 
     def _sample(self) -> Generator[Pending[Any], Any, None]:
         now = self._clock.monotonic()
-        kept: dict[tuple[str, PartitionId], Series] = {}
+        kept: dict[_Key, Series] = {}
         for group, committed in self._all():
             id = PartitionId(committed.topic, committed.partition)
             try:
+                key = self._key(group, id)
                 end = self._reader.offsets(*id).high_watermark
             except MillstreamError:
                 continue
-            key = (group, id)
             series = kept[key] = self._series.get(key) or Series()
             series.add(now, max(0, end - committed.offset))
             if len(kept) <= METRICS_MAX:
@@ -227,6 +235,9 @@ class Lags:
             if not len(kept) % (LOOK_UP_SLICE if len(kept) <= METRICS_MAX else SLICE):
                 yield self._breath()
         self._series = kept
+
+    def _key(self, group: str, id: PartitionId) -> _Key:
+        return _Key(group, self._offsets.topic(id.topic).uuid.bytes, id)
 
     def _all(self) -> Iterator[tuple[str, Committed]]:
         """Groups with members first."""
@@ -243,10 +254,13 @@ class Lags:
 
     def samples(self) -> Iterator[LagSample]:
         """For the metrics page: messages as they are now, ages by the last look."""
-        for number, ((group, id), series) in enumerate(self._series.items()):
+        for number, (key, series) in enumerate(self._series.items()):
             if number == METRICS_MAX:
                 return
+            group, _, id = key
             try:
+                if self._key(group, id) != key:
+                    continue
                 committed = self._offsets.position(group, id.topic, id.number)
                 end = self._reader.offsets(*id).high_watermark
             except MillstreamError:
