@@ -456,6 +456,12 @@ class ConsumerFenced(MillstreamError):
     code = "consumer_fenced"
 
 
+class UpgradeRequired(MillstreamError):
+    """The path is that of a WebSocket, and the request asks for none."""
+
+    code = "upgrade_required"
+
+
 # ---- leases
 
 

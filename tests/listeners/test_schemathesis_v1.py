@@ -21,6 +21,12 @@ expected-statuses = [400, 403, 404, 405, 409, 413, 416, 429, "5xx"]
 [checks.ensure_resource_availability]
 enabled = false
 
+# These requests ask for no WebSocket.
+[[operations]]
+include-path-regex = "/stream$"
+checks.positive_data_acceptance.expected-statuses = [404, 426]
+checks.negative_data_rejection.expected-statuses = [404, 426]
+
 # To delete a redrive is to cancel it: what it has done is still told.
 [[operations]]
 include-path-regex = "/redrives/"

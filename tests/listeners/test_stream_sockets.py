@@ -334,6 +334,13 @@ def test_what_is_no_stream_is_refused(v1: V1, path: str, status: int, code: str)
     assert json.loads(answer.body or b"")["error"] == code
 
 
+def test_a_plain_request_hears_that_a_stream_is_a_websocket(v1: V1) -> None:
+    path = f"/topics/{v1.topic()}/stream"
+    page = v1.refused(426, "upgrade_required", "GET", path)
+    assert "WebSocket" in page["message"]
+    assert v1.call("GET", path).headers["upgrade"] == "websocket"
+
+
 def test_a_deleted_topic_ends_its_consumers(v1: V1) -> None:
     topic = v1.topic()
     with Socket(v1, topic) as one:

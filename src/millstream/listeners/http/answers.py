@@ -56,6 +56,7 @@ STATUS_OF_ERROR: Mapping[type[MillstreamError], int] = {
     errors.MetadataTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     errors.ConsumerUnknown: HTTPStatus.NOT_FOUND,
     errors.ConsumerFenced: HTTPStatus.CONFLICT,
+    errors.UpgradeRequired: HTTPStatus.UPGRADE_REQUIRED,
     errors.ReceiptUnknown: HTTPStatus.NOT_FOUND,
     errors.ReceiptStale: HTTPStatus.CONFLICT,
     errors.GroupUsesLeases: HTTPStatus.CONFLICT,

@@ -14,7 +14,12 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
-from millstream.errors import MillstreamError, ParameterInvalid, TopicUnknown
+from millstream.errors import (
+    MillstreamError,
+    ParameterInvalid,
+    TopicUnknown,
+    UpgradeRequired,
+)
 from millstream.listeners.http.answer import Answer
 from millstream.listeners.http.answers import failure
 from millstream.listeners.http.parameters import Parameters
@@ -42,6 +47,7 @@ if TYPE_CHECKING:
     from millstream.broker.reading import Waiting
     from millstream.broker.sequential import Delivered, SequentialConsumer
     from millstream.engine.pending import Pending
+    from millstream.listeners.http.route import Call
     from millstream.listeners.http.stream_sides import Side
 
 # Requests of one connection that wait for their answers, and their bytes.
@@ -59,6 +65,16 @@ NOT_FOUND = Answer(
     404,
     b'{"error":"not_found","message":"a WebSocket is at /v1/topics/{topic}/stream"}',
 )
+
+
+def no_websocket(_: Call, topic: str) -> Answer:
+    """To a request for a stream that does not ask for a WebSocket."""
+    error = UpgradeRequired(
+        f"/v1/topics/{topic[:300]}/stream is a WebSocket: ask for an upgrade, or read with GET "
+        f"/v1/topics/{topic[:300]}/messages"
+    )
+    wanted = ((b"upgrade", b"websocket"), (b"connection", b"Upgrade"))
+    return failure(error)._replace(headers=wanted)
 
 
 class _Request:

@@ -415,6 +415,17 @@ OFFSETS = Form(
     ),
     errors=(*_TOPIC_ERRORS, errors.PartitionUnknown, errors.LogDamaged),
 )
+STREAM = Form(
+    "Publish and consume over a WebSocket",
+    {101: Reply("It is a WebSocket from here on.")},
+    (
+        TOPIC_IN_PATH,
+        Parameter("format", one_of("json", "binary"), "How the broker writes; by default JSON."),
+    ),
+    errors=(*_TOPIC_ERRORS, errors.UpgradeRequired),
+    more="A request that asks for no WebSocket is refused with 426. docs/topics.md has the "
+    "messages of both sides.",
+)
 
 
 # ---- sequential consumers

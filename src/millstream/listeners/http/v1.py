@@ -25,6 +25,7 @@ from millstream.listeners.http.read_answers import Readings
 from millstream.listeners.http.read_streams import Streams
 from millstream.listeners.http.route import Route
 from millstream.listeners.http.schedule_answers import ScheduleAnswers
+from millstream.listeners.http.stream_sockets import no_websocket
 from millstream.listeners.http.topic_answers import TopicAnswers
 from millstream.listeners.http.waits import Waits
 from millstream.listeners.http.work_quick import QuickAck, QuickReceive
@@ -118,6 +119,7 @@ class V1:
             Route("POST", (TOPIC + "/batches",), batches.publish, forms.PUBLISH_BATCHES, tag, True),
             Route("POST", to_one, batches.publish_to, forms.PUBLISH_BATCHES_TO, tag, True),
             Route("GET", to_one, batches.read, forms.READ_BATCHES, tag, True),
+            Route("GET", (TOPIC + "/stream",), no_websocket, forms.STREAM, tag),
         )
 
     def _consumer_routes(self) -> tuple[Route, ...]:
