@@ -302,6 +302,23 @@ def test_retention_by_age_stops_at_the_first_segment_that_is_young() -> None:
     assert partition.retained_from(NOW_MS - 3 * DAY_MS) == 1
 
 
+def test_a_record_from_the_future_does_not_hold_what_is_old() -> None:
+    partition = new_partition(PartitionSettings(segment_bytes=200, retention_age_ms=DAY_MS))
+    far = NOW_MS + 100_000 * DAY_MS
+    for day, timestamp in enumerate((NOW_MS, far, NOW_MS + 2 * DAY_MS + 1000, far, far)):
+        partition.append(batch(bytes(100), timestamp=timestamp), NOW_MS + day * DAY_MS)
+    seal_all(partition)
+    # The second one ended when the third began, on the second day.
+    assert partition.retained_from(NOW_MS + 3 * DAY_MS) == 1
+    assert partition.retained_from(NOW_MS + 3 * DAY_MS + 1) == 2
+    assert partition.retained_from(NOW_MS + 5 * DAY_MS + 1) == 4
+    # After a restart it is known when the last segment began, and no other.
+    for segment in partition.segments[:-1]:
+        segment.created_ms = 0
+    assert partition.retained_from(NOW_MS + 5 * DAY_MS) == 1
+    assert partition.retained_from(NOW_MS + 5 * DAY_MS + 1) == 4
+
+
 def test_retention_takes_only_what_is_sealed() -> None:
     partition = new_partition(PartitionSettings(segment_bytes=200, retention_bytes=0))
     for _ in range(6):

@@ -487,22 +487,34 @@ class Partition(End):
             self.doomed.append(Doomed(self.segments.pop(0), now))
 
     def retained_from(self, now_ms: int) -> int:
-        """The first offset that retention keeps: whole sealed segments go, oldest first."""
+        """The first offset that retention keeps: whole sealed segments go, oldest first. One with
+        a record from the future is as old as its end, or it would hold all others for good."""
         keep = self.start_offset
         size = self.size_bytes
         age, limit = self.settings.retention_age_ms, self.settings.retention_bytes
-        for segment, after in zip(self.segments, self.segments[1:], strict=False):
-            is_old = (
-                age is not None
-                and segment.max_timestamp != NO_TIMESTAMP
-                and segment.max_timestamp < now_ms - age
-            )
+        ended: list[int] | None = None
+        for at, (segment, after) in enumerate(zip(self.segments, self.segments[1:], strict=False)):
+            newest = segment.max_timestamp
+            if newest > now_ms:
+                ended = ended or self._ended(now_ms)
+                newest = ended[at]
+            is_old = age is not None and newest != NO_TIMESTAMP and newest < now_ms - age
             is_over = limit is not None and size - segment.size >= limit
             if not segment.sealed or not (is_old or is_over):
                 break
             size -= segment.size
             keep = max(keep, after.base_offset)
         return min(keep, self.high_watermark)
+
+    def _ended(self, now_ms: int) -> list[int]:
+        """When each segment had ended at the latest: the next one was made then. Of segments from
+        before a restart that is known of the last one alone, so it counts for those before it."""
+        known = now_ms
+        ended: list[int] = []
+        for after in reversed(self.segments[1:]):
+            known = min(known, after.created_ms or known)
+            ended.append(known)
+        return ended[::-1]
 
     def rolls_by_age(self, now_ms: int) -> bool:
         """Whether the active segment should end, though nobody writes to it."""
