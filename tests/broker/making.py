@@ -88,18 +88,21 @@ def loop_broker(queues: Queues | None = None, engine: Engine | None = None) -> B
 
 
 class RefusingDisk:
-    """A simulated disk that has no room while it is told so."""
+    """A simulated disk that has no room while it is told so, or after so many writes."""
 
     def __init__(self, disk: SimulatedDisk) -> None:
         self._disk = disk
         self.is_full = False
+        self.writes_left: int | None = None
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._disk, name)
 
     def write(self, file: int, buffers: list[bytes], position: int) -> int:
-        if self.is_full:
+        if self.is_full or self.writes_left == 0:
             raise OSError(errno.ENOSPC, "no room")
+        if self.writes_left is not None:
+            self.writes_left -= 1
         return self._disk.write(file, buffers, position)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from broker.making import House, local_house, memory_house, options
+from broker.making import House, RefusingDisk, local_house, memory_house, options
 from millstream.broker import ready_batches
 from millstream.broker.publish_calls import BATCH_BYTES
 from millstream.broker.publishing import Outgoing, Published
@@ -20,6 +20,7 @@ from millstream.errors import (
     BatchInvalid,
     BatchRecordInvalid,
     BatchTooLarge,
+    DiskFull,
     HeaderInvalid,
     KeyRequired,
     MessageTooLarge,
@@ -35,6 +36,10 @@ from millstream.log._batch_layout import HEADER_BYTES, sealed
 from millstream.log.batch import CONTROL_MASK, Record
 from millstream.log.partition import PartitionId
 from millstream.wire.partitioning import partition_of_key
+
+if TYPE_CHECKING:
+    from faults.simulated_disk import SimulatedDisk
+    from millstream.log.disk import Disk
 
 
 @pytest.fixture
@@ -323,6 +328,30 @@ def test_a_mistake_of_one_caller_leaves_nobody_waiting(house: House) -> None:
     house.scheduler.run()
     assert [isinstance(pending.error, TypeError) for pending in pendings] == [True, True]
     assert good.result().offset == last.result().offset == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "ends"), [(None, [1, 0]), ("key", [0, 0])], ids=["alone", "with a key"]
+)
+def test_a_disk_that_gets_full_may_leave_some_in_a_weak_mode_unless_there_is_a_key(
+    key: str | None, ends: list[int]
+) -> None:
+    disks: list[RefusingDisk] = []
+
+    def through(disk: SimulatedDisk) -> Disk:
+        disks.append(RefusingDisk(disk))
+        return cast("Disk", disks[0])
+
+    house = local_house(through=through).start()
+    house.done(house.broker.topics.create("t", 2, {"fsync": "none"}))
+    disks[0].writes_left = 1 if key is None else 0
+    both = [Outgoing(None, b"x", partition=0), Outgoing(None, b"y", partition=1)]
+    publishing = house.broker.publisher.publish("t", both, idempotency_key=key)
+    assert isinstance(house.failed(publishing), DiskFull)
+    disks[0].writes_left = None
+    assert [house.broker.reader.offsets("t", n).high_watermark for n in (0, 1)] == ends
+    again = house.done(house.broker.publisher.publish("t", both, idempotency_key=key))
+    assert [one.offset for one in again.placed] == ends
 
 
 # ---- ready-made batches

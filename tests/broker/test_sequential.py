@@ -180,6 +180,18 @@ def test_a_second_one_with_the_same_id_fences_the_first() -> None:
     assert values(house, second) == ["a"]
 
 
+def test_after_an_answer_that_got_lost_the_same_comes_when_it_is_opened_again() -> None:
+    house = house_with(partitions=1)
+    publish(house, *"abc")
+    opened = house.done(house.broker.sequential.open("orders"))
+    assert values(house, opened, 1) == ["a"]
+    house.done(opened.ack(0, 0))
+    assert values(house, opened, 1) == ["b"]
+    assert values(house, opened, 1) == ["c"]
+    again = house.done(house.broker.sequential.open("orders", opened.id))
+    assert values(house, again) == ["b", "c"]
+
+
 def test_it_waits_for_more() -> None:
     house = house_with(partitions=2)
     consumer = house.done(house.broker.sequential.open("orders"))

@@ -492,6 +492,8 @@ NEXT = Form(
         _TIMEOUT,
     ),
     errors=(*_CONSUMER_ERRORS, errors.LogDamaged, errors.Busy, *_APPEND_ERRORS),
+    more="Each message comes once. After an answer that got lost, open the consumer again with its "
+    "id: it goes on at the first message that is not acked.",
 )
 ACK = Form(
     "Ack a message, and all before it in its partition",
