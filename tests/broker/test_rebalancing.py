@@ -284,6 +284,27 @@ def test_a_topic_that_is_deleted_and_made_again_begins_anew() -> None:
     )
 
 
+def test_a_standing_tells_a_topic_from_one_that_was_made_again() -> None:
+    house = house_with(partitions=1)
+    topics, groups = house.broker.topics, house.broker.groups
+    house.done(topics.create("other", 1))
+    publish(house, "a", "b", "c")
+    member = Consumer(house, topics=("orders", "other")).join()
+    ids = {name: str(topics.get(name).uuid) for name in ("orders", "other")}
+    assert member.standing.topic_ids == ids
+    house.done(topics.delete("orders"))
+    house.done(topics.create("orders", 1))
+    # Offset 3 lies past the end of the new topic, but what is wrong is that the member was not
+    # told of it.
+    late = groups.commit("g", [Commit("orders", 0, 3)], member.id, member.standing.generation)
+    refused(house, late, PartitionNotAssigned)
+    assert member.poll() == []
+    assert member.standing.topic_ids == ids | {"orders": str(topics.get("orders").uuid)}
+    assert member.standing.topic_ids["orders"] != ids["orders"]
+    house.done(topics.delete("orders"))
+    assert set(member.heartbeat().topic_ids) == {"other"}
+
+
 def test_a_poll_in_the_middle_of_a_deletion_does_not_turn_the_loop_for_ever() -> None:
     house = house_with(partitions=1)
     member = Consumer(house).join()

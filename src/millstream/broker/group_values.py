@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from millstream.errors import GroupNameInvalid
@@ -57,6 +59,9 @@ class Standing(NamedTuple):
     revoking: tuple[PartitionId, ...]
     # The group is not yet where it is going.
     is_rebalancing: bool
+    # The UUIDs of the topics of both. A topic that was made again has another one, and offsets of
+    # the old one mean nothing in it.
+    topic_ids: Mapping[str, str] = MappingProxyType({})
 
 
 class Joined(NamedTuple):

@@ -112,7 +112,7 @@ class Groups:
             group = self._rebalancing.groups[name]
         self._rebalancing.reconcile(group, session)
         session.member.acknowledged = session.member.generation
-        standing = group.membership.standing(session.member)
+        standing = self._standing(group, session.member)
         yield self._offsets.settled()
         assert join.session_timeout_ms is not None
         return Joined(standing, join.session_timeout_ms, self._options.heartbeat_interval_ms)
@@ -234,7 +234,7 @@ class Groups:
         self._rebalancing.called(session)
         self._rebalancing.acknowledge(group, session, generation)
         self._rebalancing.reconcile(group, session)
-        standing = group.membership.standing(member)
+        standing = self._standing(group, member)
         if standing.generation != generation:
             yield self._offsets.settled()
         return standing
@@ -346,7 +346,7 @@ class Groups:
         )
         for one in parts:
             self.counts.consumed(group.name, one.topic, len(one.records))
-        return Polled(group.membership.standing(session.member), number, parts)
+        return Polled(self._standing(group, session.member), number, parts)
 
     def _pause(self, polling: Polling[Polled]) -> Pending[None]:
         self._timers.after(PAUSE_SECONDS, polling.wake)
@@ -397,9 +397,11 @@ class Groups:
         member = group.membership.called(member_id, generation)
         session = group.sessions[member_id]
         ids = [PartitionId(one.topic, one.partition) for one in commits]
-        self._offsets.check(commits)
         for id in ids:
+            self._topics.partition_of(id.topic, id.number)
+            # Before its offset, which may lie past the end of a topic that was made again.
             group.membership.may_commit(member, generation, id)
+        self._offsets.check(commits)
         self._rebalancing.called(session)
         for id in ids:
             session.positions.committed(id)
@@ -507,6 +509,14 @@ class Groups:
         self._rebalancing.set_partitions(topic.name, topic.partitions)
 
     # ---- inside
+
+    def _standing(self, group: Group, member: Member) -> Standing:
+        """With the ids that the topics have at this moment: by the time that it is sent, they may
+        be others."""
+        standing = group.membership.standing(member)
+        names = {one.topic for one in (*standing.assignment, *standing.revoking)}
+        ids = {name: str(self._topics.get(name).uuid) for name in sorted(names)}
+        return standing._replace(topic_ids=ids)
 
     def _find(self, name: str, member_id: str) -> Group:
         group = self._rebalancing.groups.get(name)

@@ -295,6 +295,7 @@ def _standing(group: str, standing: Standing) -> dict[str, object]:
         "generation": standing.generation,
         "assignment": _by_topic(standing.assignment),
         "revoking": _by_topic(standing.revoking),
+        "topic_ids": standing.topic_ids,
         "rebalancing": standing.is_rebalancing,
     }
 

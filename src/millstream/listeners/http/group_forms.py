@@ -76,6 +76,12 @@ _STANDING = shown(
     generation=_GENERATION,
     assignment=_ASSIGNMENT,
     revoking=_ASSIGNMENT,
+    topic_ids={
+        "type": "object",
+        "additionalProperties": text(format="uuid"),
+        "description": "The UUIDs of those topics. One that was made again has another: "
+        "forget what you have of the old one.",
+    },
     rebalancing=BOOLEAN,
 )
 _MORE = (
