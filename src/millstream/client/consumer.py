@@ -9,8 +9,11 @@ When the group gives a partition to another member, this one gives it up in orde
 are dropped, the one in the caller's hands is waited for, what is done is committed, and only then
 does the broker hear that the partition is free. Partitions that stay are read on all the while.
 
+When a topic is deleted, all that this member has of it is forgotten: records, and offsets that are
+done. So they never count in a topic that is made again under the same name. The other topics go on.
+
 When the broker forgot this member (it was restarted, or the session ended), it joins again and goes
-on from the committed offsets.
+on from the committed offsets, in those of its topics that there are.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Literal, NamedTuple, Self
 
@@ -36,7 +39,9 @@ from millstream.errors import (
     MemberUnknown,
     MillstreamError,
     PartitionNotAssigned,
+    PartitionUnknown,
     StaleGeneration,
+    TopicUnknown,
 )
 from millstream.wire.retry import RetryPolicy
 
@@ -44,6 +49,8 @@ from millstream.wire.retry import RetryPolicy
 POLL_S = 20.0
 # How long a goodbye may take.
 LEAVE_S = 5.0
+# Of a commit in a topic that went, or was made again, before this member has heard of it.
+_GONE = (PartitionNotAssigned, PartitionUnknown, TopicUnknown)
 
 
 class ConsumerStatistics(NamedTuple):
@@ -77,12 +84,17 @@ class Consumer:
         self._commit_interval_s = commit_interval_s
         self._poll_records = poll_records
         self._buffer_records = buffer_records
-        # Where the group stands: what is used in calls, and the newest that was heard.
+        # Where the group stands: the generation that polls and heartbeats use, and the newest
+        # that was heard, which commits use, for they give nothing up.
         self._member_id: str | None = None
         self._generation = -1
         self._newest: Standing | None = None
         self._assignment: frozenset[TopicPartition] = frozenset()
-        # Records on their way to the caller, those in its hands, and offsets that are done.
+        # What it has, with the generation in which it heard so. An answer of before is about
+        # another topic of that name, or about a time when it had the partition earlier.
+        self._since: dict[TopicPartition, int] = {}
+        # Records on their way to the caller, those in its hands, and offsets that are done. All
+        # of them are of partitions that it has.
         self._buffer: deque[Received] = deque()
         self._in_hand: list[Received] = []
         self._done: dict[TopicPartition, int] = {}
@@ -128,9 +140,9 @@ class Consumer:
 
     async def commit(self) -> None:
         """Commit all that was taken, with what is in the caller's hands. Durable when it
-        returns."""
+        returns. What was taken from a topic that is gone is not committed anywhere."""
         self._finish()
-        await self._commit(dict(self._done))
+        await self._commit_what_is_left()
 
     async def close(self, *, is_done: bool = True) -> None:
         """Commit what is done, and leave the group, so that others take over at once."""
@@ -190,7 +202,7 @@ class Consumer:
     def _finish(self) -> None:
         """What the caller had in hand is done."""
         for record in self._in_hand:
-            self._done[record.topic, record.partition] = record.offset + 1
+            self._done[_place(record)] = record.offset + 1
         self._in_hand = []
         self._handed_back.set()
 
@@ -235,10 +247,18 @@ class Consumer:
             self._giving_up.cancel()
             with suppress(asyncio.CancelledError):
                 await self._giving_up
-        try:
-            return await self._membership.join(self._options, self._member_id)
-        except MemberUnknown:
-            return await self._membership.join(self._options, None)
+        options = self._options
+        while True:
+            try:
+                try:
+                    return await self._membership.join(options, self._member_id)
+                except MemberUnknown:
+                    return await self._membership.join(options, None)
+            except TopicUnknown as error:
+                left = tuple(one for one in options.topics if one != error.fields.get("topic"))
+                if not left or left == options.topics:
+                    raise
+                options = options._replace(topics=left)
 
     def _take_seat(self, joined: Joined) -> None:
         """From here on the broker's committed offsets count: nothing of before is committed."""
@@ -247,7 +267,8 @@ class Consumer:
         self._member_id = standing.member_id
         self._generation = standing.generation
         self._newest = standing
-        self._assignment = standing.assignment - standing.revoking
+        self._assignment = standing.assignment
+        self._since = dict.fromkeys(standing.held, standing.generation)
         self._buffer.clear()
         self._in_hand = []
         self._done.clear()
@@ -258,7 +279,10 @@ class Consumer:
         """Follow the group: at once when there is nothing to give up."""
         if self._newest is not None and standing.generation < self._newest.generation:
             return
+        self._forget_what_went(standing)
         self._newest = standing
+        # Of what it is to give up, it reads what it still holds.
+        self._assignment = standing.assignment | (self._assignment & standing.revoking)
         if self._giving_up is not None:
             return
         if standing.revoking & self._assignment:
@@ -267,28 +291,50 @@ class Consumer:
             task.add_done_callback(self._gave_up)
         else:
             self._generation = standing.generation
-            self._assignment = standing.assignment - standing.revoking
+
+    def _forget_what_went(self, standing: Standing) -> None:
+        """Nothing of a topic that was deleted may be taken for one that was made again."""
+        before = self._newest
+        if before is None or standing == before:
+            return
+        held = standing.held
+        gone = {
+            one
+            for one in self._since
+            if one not in held or standing.topic_ids.get(one[0]) != before.topic_ids.get(one[0])
+        }
+        if gone:
+            self._in_hand = [one for one in self._in_hand if _place(one) not in gone]
+            self._drop(gone)
+            self._assignment -= gone
+            # Nobody waits any longer for what was in hand.
+            self._handed_back.set()
+        for one in held - self._since.keys():
+            self._since[one] = standing.generation
+
+    def _drop(self, partitions: Iterable[TopicPartition]) -> None:
+        """All that waits in them, and all that is known of them."""
+        parting = frozenset(partitions)
+        self._buffer = deque(one for one in self._buffer if _place(one) not in parting)
+        for one in parting:
+            self._done.pop(one, None)
+            self._committed.pop(one, None)
+            self._since.pop(one, None)
 
     async def _give_up(self) -> None:
         while self._newest is not None and self._newest.revoking & self._assignment:
-            standing = self._newest
-            parting = standing.revoking & self._assignment
+            parting = self._newest.revoking & self._assignment
             self._assignment -= parting
-            self._buffer = deque(
-                record for record in self._buffer if (record.topic, record.partition) not in parting
-            )
+            self._buffer = deque(one for one in self._buffer if _place(one) not in parting)
             while self._holds(parting):
                 self._handed_back.clear()
                 await self._handed_back.wait()
-            done = {one: offset for one, offset in self._done.items() if one in parting}
             if self._is_auto:
-                await self._commit(done)
-            for one in parting:
-                self._done.pop(one, None)
-                self._committed.pop(one, None)
+                await self._commit_what_is_left(parting)
+            # What was made again in the meantime is there to be read.
+            self._drop(parting & self._newest.revoking)
         assert self._newest is not None
         self._generation = self._newest.generation
-        self._assignment = self._newest.assignment - self._newest.revoking
         # A call with the new generation is what tells the broker.
         assert self._member_id is not None
         self._heard(await self._membership.heartbeat(self._member_id, self._generation))
@@ -305,8 +351,7 @@ class Consumer:
             self._heard(self._newest)
 
     def _holds(self, partitions: Iterable[TopicPartition]) -> bool:
-        held = {(record.topic, record.partition) for record in self._in_hand}
-        return not held.isdisjoint(partitions)
+        return not {_place(record) for record in self._in_hand}.isdisjoint(partitions)
 
     # ---- what goes on beside the handler
 
@@ -334,10 +379,11 @@ class Consumer:
                 return
             self._number = polled.number
             self._heard(polled.standing)
+            told = polled.standing.generation
             self._buffer.extend(
                 record
                 for record in polled.records
-                if (record.topic, record.partition) in self._assignment
+                if (one := _place(record)) in self._assignment and self._since[one] <= told
             )
             if self._buffer:
                 self._arrived.set()
@@ -360,32 +406,49 @@ class Consumer:
             await asyncio.sleep(self._commit_interval_s)
             if self._is_auto and self._giving_up is None:
                 try:
-                    await self._commit(dict(self._done))
+                    await self._commit_what_is_left()
                 except (MemberUnknown, StaleGeneration):
                     return
-                except PartitionNotAssigned:
-                    # It is being given up; the next standing says so.
-                    continue
 
-    async def _commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+    async def _commit_what_is_left(self, among: frozenset[TopicPartition] | None = None) -> None:
+        """All that is done, or what is done among these. A commit is kept whole or not at all, so
+        a topic that is gone would keep others from being committed: then each goes by itself."""
+        try:
+            await self._commit(among)
+        except _GONE:
+            for topic in {topic for topic, _ in self._done}:
+                with suppress(*_GONE):
+                    done = frozenset(one for one in self._done if one[0] == topic)
+                    await self._commit(done if among is None else done & among)
+
+    async def _commit(self, among: frozenset[TopicPartition] | None) -> None:
         """One at a time: an older one that is tried again must not undo a newer one."""
         async with self._committing:
-            known = self._committed
-            news = {one: offset for one, offset in offsets.items() if offset > known.get(one, -1)}
+            # Together with the generation, so that the broker can tell which topic is meant.
+            news = {
+                one: offset
+                for one, offset in self._done.items()
+                if (among is None or one in among) and offset > self._committed.get(one, -1)
+            }
             if not news:
                 return
-            if self._member_id is None:
+            if self._member_id is None or self._newest is None:
                 raise ClientClosed("the consumer has not joined its group yet")
-            await self._membership.commit(self._member_id, self._generation, news)
-            self._committed |= news
+            generation = self._newest.generation
+            since = {one: self._since[one] for one in news}
+            await self._membership.commit(self._member_id, generation, news)
+            self._committed |= {
+                one: offset for one, offset in news.items() if self._since.get(one) == since[one]
+            }
             self._commits += len(news)
 
     async def _say_goodbye(self) -> None:
         if self._is_auto:
-            # What is just being given up must not keep the rest from being committed.
-            for among in (self._done.keys(), self._assignment):
-                with suppress(MillstreamError):
-                    await self._commit({one: self._done[one] for one in among & self._done.keys()})
-                    break
+            with suppress(MillstreamError):
+                await self._commit_what_is_left()
         if self._member_id is not None:
             await self._membership.leave(self._member_id, RetryPolicy(timeout_s=LEAVE_S))
+
+
+def _place(record: Received) -> TopicPartition:
+    return record.topic, record.partition

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import urlencode
 
@@ -25,6 +26,13 @@ class Standing(NamedTuple):
     generation: int
     assignment: frozenset[TopicPartition]
     revoking: frozenset[TopicPartition]
+    # Of the topics of both. A topic that was made again has another one.
+    topic_ids: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def held(self) -> frozenset[TopicPartition]:
+        """What it may commit."""
+        return self.assignment | self.revoking
 
 
 class Joined(NamedTuple):
@@ -52,10 +60,15 @@ class _Standing(msgspec.Struct):
     generation: int
     assignment: list[TopicPartitions]
     revoking: list[TopicPartitions]
+    topic_ids: dict[str, str] = {}
 
     def plain(self) -> Standing:
         return Standing(
-            self.member_id, self.generation, _flat(self.assignment), _flat(self.revoking)
+            self.member_id,
+            self.generation,
+            _flat(self.assignment),
+            _flat(self.revoking),
+            self.topic_ids,
         )
 
 
