@@ -203,6 +203,32 @@ def test_a_record_that_is_too_large_fails_alone(broker: BrokerProcess) -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_record_that_is_too_large_is_named(broker: BrokerProcess, is_there: bool) -> None:
+    async def scenario() -> None:
+        async with AsyncClient(broker.url("")) as client:
+            if is_there:
+                await client.topics.create("t", partitions=1)
+            async with client.producer(batch_bytes=8 * 2**20) as producer:
+                before = await producer.send("t", b"small")
+                sent = await producer.send(
+                    "t", b"x" * (3 * 2**20), key=b"huge" + b"y" * 200, headers={"name": b"four"}
+                )
+                after = await producer.send("t", b"small")
+            assert (before.exception(), after.exception()) == (None, None)
+            error = sent.exception()
+            assert isinstance(error, MessageTooLarge)
+            assert error.fields["topic"] == "t"
+            assert error.fields["partition"] == (0 if is_there else None)
+            assert error.fields["record_bytes"] == 3 * 2**20 + 204 + 8
+            assert error.fields["limit_bytes"] in range(2**20, 2**20 + 1000)
+            key, dots = repr(b"huge" + b"y" * 96), "the record with the key "
+            assert dots + key + " for t" in error.message
+            assert ("`message_bytes_max`" in error.message) == is_there
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("acks", ["none", "leader"])
 def test_acks_that_do_not_wait_for_everything_store_all_the_same(
     broker: BrokerProcess, acks: Literal["none", "leader"]

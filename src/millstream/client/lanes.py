@@ -48,6 +48,8 @@ from millstream.wire.retry import RetryPolicy
 # For those who do not look at reports.
 log = logging.getLogger("millstream.client")
 
+# As much of a key as an error shows.
+KEY_SHOWN = 100
 _SEQUENCE_MASK = 2**31 - 1
 _PARTITIONERS: tuple[Partitioner, ...] = ("murmur2", "murmur3")
 
@@ -236,9 +238,11 @@ class Lane:
             batch.is_doubtful = False
             self._renew()
             return error
-        if isinstance(error, BatchTooLarge | MessageTooLarge) and len(batch.records) > 1:
-            self._split(batch)
-            return None
+        if isinstance(error, BatchTooLarge | MessageTooLarge):
+            if len(batch.records) > 1:
+                self._split(batch)
+                return None
+            error = self._record_too_large(batch.records[0], error)
         if error.retriable and not isinstance(error, BrokerUnreachable):
             return error
         self._on_refused(error)
@@ -250,6 +254,22 @@ class Lane:
         large does not take the others with it."""
         self.line.popleft()
         self.line.extendleft(reversed(batch.split(self._loop)))
+
+    def _record_too_large(self, record: Fields, error: MillstreamError) -> MessageTooLarge:
+        """Alone in its batch: it is the record that is too large, and not the batch."""
+        _, key, value, headers = record
+        size = len(key or b"") + len(value or b"")
+        size += sum(len(name) + len(text or b"") for name, text in headers)
+        named = "without a key" if key is None else f"with the key {bytes(key[:KEY_SHOWN])!r}"
+        where = self.topic if self.partition is None else f"{self.topic}/{self.partition}"
+        why = error.message
+        if isinstance(error, BatchTooLarge):
+            why += "; raise `message_bytes_max` of the topic to allow more"
+        fields = {"topic": self.topic, "partition": self.partition, "record_bytes": size}
+        return MessageTooLarge(
+            f"the record {named} for {where} has {size} bytes, which is too large: {why}",
+            **error.fields | fields,
+        )
 
     def _stored(self, batch: Batch, placed: list[_Placed]) -> None:
         if self.partition is None:
