@@ -303,7 +303,8 @@ class ForeignRequest(MillstreamError):
 
 
 class BodyInvalid(MillstreamError):
-    """The body of a request does not have the form that the route asks for."""
+    """The body of a request does not have the form that the route asks for, or a value is none that
+    JSON has; fields, of the latter: at."""
 
     code = "body_invalid"
 

@@ -8,6 +8,8 @@ header that says so.
 from __future__ import annotations
 
 import base64
+import math
+import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeAlias
@@ -34,6 +36,8 @@ Delay: TypeAlias = timedelta | str | int
 When: TypeAlias = datetime | str | int
 
 NORMAL_LANE = "normal"
+# How MessagePack writes a number that is infinite or none at all.
+_NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
 _JSON_HEADERS: Headers = ((TYPE_HEADER, TYPE_JSON),)
 
 
@@ -120,9 +124,35 @@ def encode_value(value: Value) -> tuple[bytes | None, Headers]:
 
 def encode_json(value: object) -> bytes:
     try:
-        return msgspec.json.encode(value)
+        data = msgspec.json.encode(value)
     except (TypeError, ValueError, RecursionError, UnicodeEncodeError) as error:
         raise BodyInvalid(f"a value of type {type(value).__name__} is no JSON: {error}") from error
+    if b"null" in data:
+        _refuse_lost_numbers(value)
+    return data
+
+
+def _refuse_lost_numbers(value: object) -> None:
+    """JSON has no NaN and no infinity. They came out as null, which is what None does too; in
+    MessagePack they differ, and most values with a None are through here without being walked."""
+    try:
+        if _NOT_FINITE.search(msgspec.msgpack.encode(value)) is None:
+            return
+    except (TypeError, ValueError, OverflowError):
+        # Such as whole numbers of more than 64 bits: those are looked at one by one.
+        pass
+    left: list[tuple[str, Any]] = [("", msgspec.to_builtins(value, enc_hook=lambda _: None))]
+    while left:
+        path, one = left.pop()
+        if isinstance(one, float) and not math.isfinite(one):
+            at = f"the value at {path}" if path else "the value"
+            raise BodyInvalid(
+                f"{at} is {one}, which JSON cannot say; send None, or a text", at=path
+            )
+        if isinstance(one, dict):
+            left += [(f"{path}.{key}" if path else str(key), one[key]) for key in reversed(one)]
+        elif isinstance(one, list | tuple):
+            left += [(f"{path}[{at}]", one[at]) for at in reversed(range(len(one)))]
 
 
 def encode_headers(headers: HeaderMap | None) -> Headers:
