@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,6 +86,43 @@ def test_watch_shows_rates_and_ends_when_told(server: str) -> None:
     assert (code, err) == (0, "")
     assert re.search(r"queue\s+size\s+used\s+bytes\s+waiting\s+in/s\s+out/s\s+full", out.decode())
     assert re.search(r"emails\s+1\s+0%\s+5\s+0\s+0\s+0\s+0", out.decode())
+
+
+def test_watch_prints_a_table_each_time_when_nobody_sits_before_it(server: str) -> None:
+    mill("queue", "enqueue", "emails", "hello")
+    watching = subprocess.Popen(
+        [*MILL, "queue", "watch", "--interval", "0.1", "--server", server],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=plain_environment(),
+    )
+    # It has no end: what it says has to come while it runs.
+    timer = threading.Timer(PATIENCE_SECONDS, watching.kill)
+    timer.start()
+    try:
+        assert watching.stdout is not None
+        assert watching.stderr is not None
+        seen: list[list[str]] = []
+        for line in watching.stdout:
+            seen.append(line.split())
+            if len(seen) == 2:
+                mill("queue", "enqueue", "emails", "again")
+            if seen[-1][:2] == ["emails", "2"]:
+                break
+        head = ["queue", "size", "used", "bytes", "waiting", "in/s", "out/s", "full"]
+        assert seen[:2] == [head, ["emails", "1", "0%", "5", "0", "0", "0", "0"]]
+        # The second table comes after an empty line.
+        assert seen[seen.index([]) + 1] == head
+        assert watching.poll() is None
+        # Whoever has seen enough hangs up, as `head` does.
+        watching.stdout.close()
+        watching.wait(PATIENCE_SECONDS)
+        assert watching.stderr.read() == ""
+    finally:
+        timer.cancel()
+        watching.kill()
+        watching.wait()
 
 
 def test_no_broker_is_said_plainly() -> None:

@@ -6,7 +6,7 @@ import base64
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeAlias
 from urllib.parse import urlencode
 
 import msgspec
@@ -36,6 +36,9 @@ BATCH = 100
 BATCH_BYTES = 64 * 1024
 RAW = "application/octet-stream"
 COLUMNS = ("name", "size", "capacity", "bytes", "waiting", "enqueued", "dequeued", "full")
+
+WATCH_COLUMNS = ("queue", "size", "used", "bytes", "waiting", "in/s", "out/s", "full")
+Cells: TypeAlias = tuple[str, ...]
 
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
 Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
@@ -220,22 +223,37 @@ def watch(
     server: Server = DEFAULT_SERVER,
     ca: Ca = None,
 ) -> None:
-    """Show all queues as a live table, with their rates, until Ctrl-C."""
+    """Show all queues as a live table, with their rates, until Ctrl-C. Into a file or a pipe it
+    prints a table each time, with an empty line between two."""
+    looks = _look(Remote(server, ca), interval, count)
+    if not sys.stdout.isatty():
+        for number, rows in enumerate(looks):
+            if number:
+                print()
+            print_table(WATCH_COLUMNS, rows)
+            # Whoever reads wants to see it now, and not when some kilobytes came together.
+            sys.stdout.flush()
+        return
     from rich.live import Live
 
-    remote = Remote(server, ca)
+    with Live(auto_refresh=False) as live:
+        for rows in looks:
+            live.update(_table(rows), refresh=True)
+
+
+def _look(remote: Remote, interval: float, count: int | None) -> Iterator[list[Cells]]:
+    """What there is to see, each time that it is time to look."""
     before: dict[str, Any] = {}
     last_s = time.monotonic()
-    with Live(auto_refresh=False) as live:
-        while count is None or count > 0:
-            queues = remote.call("GET", "/queues").json()["queues"]
-            now_s = time.monotonic()
-            live.update(_table(queues, before, now_s - last_s), refresh=True)
-            before, last_s = {queue["name"]: queue for queue in queues}, now_s
-            if count is not None:
-                count -= 1
-            if count != 0:
-                time.sleep(interval)
+    while count is None or count > 0:
+        queues = remote.call("GET", "/queues").json()["queues"]
+        now_s = time.monotonic()
+        yield _rows(queues, before, now_s - last_s)
+        before, last_s = {queue["name"]: queue for queue in queues}, now_s
+        if count is not None:
+            count -= 1
+        if count != 0:
+            time.sleep(interval)
 
 
 # ---- messages
@@ -305,13 +323,22 @@ def _row(queue: dict[str, Any]) -> tuple[str, ...]:
     return (queue["name"], *(f"{queue[field]:,}" for field in (*fields, *totals)))
 
 
-def _table(queues: list[dict[str, Any]], before: dict[str, Any], seconds: float) -> Table:
+def _table(rows: Iterable[Cells]) -> Table:
     from rich.table import Table
 
     table = Table(box=None, header_style="bold")
-    table.add_column("queue")
-    for column in ("size", "used", "bytes", "waiting", "in/s", "out/s", "full"):
+    first, *numbers = WATCH_COLUMNS
+    table.add_column(first)
+    for column in numbers:
         table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _rows(queues: list[dict[str, Any]], before: dict[str, Any], seconds: float) -> list[Cells]:
+    """Those that hold most first."""
+    rows: list[Cells] = []
     for queue in sorted(queues, key=lambda queue: -queue["size"]):
         # A queue that is new, here or after a restart, has no rate yet.
         old = before.get(queue["name"], queue)
@@ -319,16 +346,18 @@ def _table(queues: list[dict[str, Any]], before: dict[str, Any], seconds: float)
             max(0.0, queue[total] - old[total]) / max(seconds, 0.001)
             for total in ("enqueued_total", "dequeued_total")
         ]
-        table.add_row(
-            queue["name"],
-            f"{queue['size']:,}",
-            f"{queue['utilization']:.0%}",
-            f"{queue['bytes']:,}",
-            f"{queue['waiting']:,}",
-            *(f"{rate:,.0f}" for rate in rates),
-            f"{queue['full_total']:,}",
+        rows.append(
+            (
+                queue["name"],
+                f"{queue['size']:,}",
+                f"{queue['utilization']:.0%}",
+                f"{queue['bytes']:,}",
+                f"{queue['waiting']:,}",
+                *(f"{rate:,.0f}" for rate in rates),
+                f"{queue['full_total']:,}",
+            )
         )
-    return table
+    return rows
 
 
 def _print_page(page: dict[str, Any], as_json: bool) -> None:
