@@ -67,6 +67,19 @@ def test_an_interval_keeps_queues_for_a_crash(tmp_path: Path) -> None:
         assert taken(broker.wait_until_ready(), "emails") == ["1"]
 
 
+def test_a_link_among_the_snapshots_is_not_loaded(tmp_path: Path) -> None:
+    with BrokerProcess(str(tmp_path)) as broker:
+        enqueue(broker.wait_until_ready(), "emails", "1")
+        url = broker.url("/queues/emails")
+        httpx.post(f"{url}/persist?file=q", timeout=PATIENCE_SECONDS)
+        folder = tmp_path / "data" / "snapshots"
+        (folder / "q").rename(tmp_path / "outside")
+        (folder / "q").symlink_to(tmp_path / "outside")
+        for file in ("q", "../q"):
+            answer = httpx.post(f"{url}/load", params={"file": file}, timeout=PATIENCE_SECONDS)
+            assert (answer.status_code, answer.json()["error"]) == (400, "snapshot_invalid")
+
+
 def test_a_damaged_snapshot_is_reported_and_kept_and_the_broker_starts(tmp_path: Path) -> None:
     with BrokerProcess(str(tmp_path), *AT_STOP) as broker:
         enqueue(broker.wait_until_ready(), "emails", "1")

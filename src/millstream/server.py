@@ -126,7 +126,7 @@ def open_snapshots(settings: Settings, queues: Queues) -> Snapshots:
     """In the data directory. Folders are made when the first file is written."""
     asked = os.path.join(settings.data, SNAPSHOT_FOLDER)
     own = os.path.join(asked, OWN_SNAPSHOT_FOLDER)
-    disk = SystemDisk()
+    disk = SystemDisk(follows_links=False)
     return Snapshots(queues, SnapshotFolder(disk, asked), SnapshotFolder(disk, own))
 
 

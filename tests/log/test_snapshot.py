@@ -234,6 +234,26 @@ def test_a_pipe_in_the_folder_is_refused_and_not_waited_for(name: str, tmp_path:
     assert len(refusals) == 1
 
 
+@pytest.mark.parametrize("name", ["q", "q.json"])
+def test_a_link_in_the_folder_is_refused_as_a_path_is(name: str, tmp_path: Path) -> None:
+    kept = SnapshotFolder(SystemDisk(), str(tmp_path / "elsewhere"))
+    kept.write(name, OLD)
+    before = (tmp_path / "elsewhere" / name).read_bytes()
+    folder_path = tmp_path / "folder"
+    folder_path.mkdir()
+    files = SnapshotFolder(SystemDisk(follows_links=False), str(folder_path))
+    (folder_path / name).symlink_to(tmp_path / "elsewhere" / name)
+    with pytest.raises(SnapshotInvalid, match="symbolic link"):
+        files.read(name, any_size)
+    # Nor is anything written through one; and a link that was in the way of a write is gone.
+    (folder_path / f"{name}.new").symlink_to(tmp_path / "elsewhere" / name)
+    with pytest.raises(SnapshotInvalid, match="symbolic link"):
+        files.write(name, NEW)
+    files.write(name, NEW)
+    assert files.read(name, any_size) == NEW
+    assert (tmp_path / "elsewhere" / name).read_bytes() == before
+
+
 def test_the_longest_name_still_has_room_for_its_temporary_file() -> None:
     files = folder()
     files.write("x" * 251, NEW)

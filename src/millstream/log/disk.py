@@ -170,11 +170,13 @@ def read_file(disk: Disk, path: str) -> bytes | None:
 
 
 class SystemDisk:
-    """The machine's own file system."""
+    """The machine's own file system. Without `follows_links` a file that is a symbolic link is not
+    opened, which is ELOOP: for folders into which others may put files."""
 
-    __slots__ = ("_has_nowait", "_reserve", "_reserve_lock", "_unfilled")
+    __slots__ = ("_has_nowait", "_open_flags", "_reserve", "_reserve_lock", "_unfilled")
 
-    def __init__(self) -> None:
+    def __init__(self, *, follows_links: bool = True) -> None:
+        self._open_flags = os.O_CLOEXEC | (0 if follows_links else os.O_NOFOLLOW)
         self._reserve = -1
         self._reserve_lock = threading.Lock()
         # RWF_NOWAIT is Linux's; elsewhere every read may wait, and `read_cached` just reads.
@@ -192,7 +194,7 @@ class SystemDisk:
             "write": os.O_RDWR,
             "create": os.O_RDWR | os.O_CREAT,
         }[access]
-        return os.open(path, flags | os.O_CLOEXEC, 0o640)
+        return os.open(path, flags | self._open_flags, 0o640)
 
     def close(self, file: int) -> None:
         os.close(file)

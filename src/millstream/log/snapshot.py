@@ -29,6 +29,7 @@ large one is read by a child process (`snapshot_child.py`), which hands it on in
 from __future__ import annotations
 
 import base64
+import errno
 import re
 import struct
 import subprocess
@@ -491,6 +492,12 @@ def _read_in_child(reader: _Reader, check_room: RoomCheck) -> Snapshot:
 def _failed(name: str, what: str, error: OSError | SnapshotInvalid) -> MillstreamError:
     if isinstance(error, SnapshotInvalid):
         return error
+    if error.errno == errno.ELOOP:
+        return SnapshotInvalid(
+            f"the snapshot {name!r} is a symbolic link, which could lead out of the folder; "
+            "put the file itself there",
+            file=name,
+        )
     return SnapshotFailed(
         f"the snapshot {name!r} could not be {what}: {error.strerror}; look at the disk "
         "and the data directory, then try again",
