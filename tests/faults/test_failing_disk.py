@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import resource
 from contextlib import suppress
 from pathlib import Path
 from random import Random
+from types import ModuleType
 
 import pytest
 
@@ -23,11 +25,20 @@ from faults.ledger import (
 )
 from faults.script import Script, options, settings_for
 from faults.simulated_disk import SimulatedDisk
+from millstream.clock import ManualClock
 from millstream.engine.local import LocalEngine
 from millstream.engine.pending import Pending
-from millstream.errors import DiskFull, OutcomeUnknown, StorageFailed, TooManyFiles
+from millstream.errors import (
+    DiskFull,
+    OutcomeUnknown,
+    StorageFailed,
+    StoreLocked,
+    StoreUnreadable,
+    TooManyFiles,
+)
 from millstream.log import batch as batches
 from millstream.log.disk import SystemDisk
+from millstream.log.offline import reading
 from millstream.log.partition import PartitionId
 
 IS_FULL = os.environ.get("MILLSTREAM_FAULTS") == "full"
@@ -35,12 +46,15 @@ IS_FULL = os.environ.get("MILLSTREAM_FAULTS") == "full"
 STEPS = 70
 SEED = 7
 
-# What an operation can fail with. `close` and `unlink` need no room, reads no room.
+# What an operation can fail with. Reads need no room; names that go may, where files are copied
+# on write. `share_lock` has no row: it is no operation of the log, for which a disk is broken here,
+# but one of the tools that read a directory without a broker. It has tests of its own below.
 FAULTS = [
     ("open", errno.EIO),
     ("open", errno.EMFILE),
     ("open", errno.ENOSPC),
     ("close", errno.EIO),
+    ("close", errno.ENOSPC),
     ("size", errno.EIO),
     ("size_of", errno.EIO),
     ("read", errno.EIO),
@@ -54,9 +68,13 @@ FAULTS = [
     ("rename", errno.EIO),
     ("rename", errno.ENOSPC),
     ("unlink", errno.EIO),
+    ("unlink", errno.EROFS),
+    ("unlink", errno.ENOSPC),
     ("make_directory", errno.EIO),
     ("make_directory", errno.ENOSPC),
     ("remove_directory", errno.EIO),
+    ("remove_directory", errno.ENOSPC),
+    ("remove_directory", errno.ENOTEMPTY),
     ("list_directory", errno.EIO),
     ("list_directory", errno.EMFILE),
     ("sync_directory", errno.EIO),
@@ -307,3 +325,78 @@ def test_a_directory_is_synced_although_no_file_can_be_opened(tmp_path: Path) ->
         for file in taken:
             os.close(file)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# ---- locks
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOLCK, errno.EMFILE])
+@pytest.mark.parametrize("operation", ["open", "flock"])
+def test_a_tool_that_cannot_have_the_lock_says_so_and_leaves_everything_as_it_was(
+    operation: str, error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = str(tmp_path)
+    made(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    files = descriptors()
+    with monkeypatch.context() as broken:
+        module = {"open": os, "flock": fcntl}[operation]
+        fail_for(broken, module, operation, f"{root}/lock", error)
+        with pytest.raises(StoreUnreadable, match=os.strerror(error)), reading(SystemDisk(), root):
+            raise AssertionError
+    assert descriptors() == files
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with reading(SystemDisk(), root):
+        # Now it is the broker that has to wait.
+        assert SystemDisk().lock(f"{root}/lock", "1") is None
+    lock = SystemDisk().lock(f"{root}/lock", "1")
+    assert lock is not None
+    with pytest.raises(StoreLocked), reading(SystemDisk(), root):
+        raise AssertionError
+    os.close(lock)
+
+
+@pytest.mark.parametrize("operation", ["flock", "ftruncate", "pwrite"])
+def test_a_lock_that_was_not_taken_whole_is_let_go(
+    operation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "lock")
+    files = descriptors()
+    with monkeypatch.context() as broken:
+        fail_for(broken, fcntl if operation == "flock" else os, operation, path, errno.ENOSPC)
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            SystemDisk().lock(path, "1")
+    assert descriptors() == files
+    lock = SystemDisk().lock(path, "1")
+    assert lock is not None
+    os.close(lock)
+
+
+def made(root: Path) -> None:
+    """A data directory that a broker has left."""
+    disk = SystemDisk()
+    scheduler = ManualScheduler(disk, ManualClock(1_700_000_000_000, 0.0))
+    engine = LocalEngine(disk, str(root), scheduler.clock, options(), scheduler)
+    engine.open()
+    engine.close()
+    scheduler.run()
+
+
+def descriptors() -> set[str]:
+    return set(os.listdir("/dev/fd"))
+
+
+def fail_for(
+    broken: pytest.MonkeyPatch, module: ModuleType, name: str, path: str, error: int
+) -> None:
+    """A call about a path, or about its file, fails; all others are as they were."""
+    call = getattr(module, name)
+
+    def failing(target: str | int, *arguments: object) -> object:
+        if target == path or (
+            isinstance(target, int) and os.path.samestat(os.fstat(target), os.stat(path))
+        ):
+            raise OSError(error, os.strerror(error))
+        return call(target, *arguments)
+
+    broken.setattr(module, name, failing)

@@ -294,11 +294,14 @@ class SystemDisk:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            os.ftruncate(file, 0)
+            os.pwrite(file, owner.encode(), 0)
+        except OSError as error:
+            # A lock that stayed behind would keep away the next try too.
             os.close(file)
-            return None
-        os.ftruncate(file, 0)
-        os.pwrite(file, owner.encode(), 0)
+            if isinstance(error, BlockingIOError):
+                return None
+            raise
         return file
 
     def share_lock(self, path: str) -> int | None:
@@ -307,7 +310,9 @@ class SystemDisk:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError as error:
             os.close(file)
-            return None
+            if isinstance(error, BlockingIOError):
+                return None
+            raise
         return file
