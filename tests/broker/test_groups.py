@@ -31,6 +31,7 @@ from millstream.errors import (
     OffsetUnknown,
     ParameterInvalid,
     PartitionUnknown,
+    StaleGeneration,
     TooManyGroups,
     TooManyMembers,
     TopicReserved,
@@ -467,6 +468,30 @@ def test_a_poll_out_of_range_is_refused(poll: Poll) -> None:
     member = Consumer(house).join()
     polling = house.broker.groups.poll("g", member.id, member.standing.generation, poll)
     refused(house, polling.pending, ParameterInvalid)
+
+
+def test_a_leave_with_a_stale_generation_changes_nothing() -> None:
+    house = house_with(partitions=1)
+    groups = house.broker.groups
+    publish(house, "a", "b")
+    member = Consumer(house).join()
+    old = member.standing.generation
+    house.done(house.broker.topics.add_partitions("orders", 2))
+    member.heartbeat()
+    member.heartbeat()
+    assert member.standing.generation > old
+    polled = member.poll()
+    before = committed(house), committed(house, 1)
+    for wrong in (old, member.standing.generation + 1):
+        error = refused(house, groups.leave("g", member.id, None, wrong), StaleGeneration)
+        assert error.fields["current"] == member.standing.generation
+    # It is still there, and what it polled does not count as handled because of that.
+    member.heartbeat()
+    assert member.numbers == [0, 1]
+    assert (committed(house), committed(house, 1)) == before
+    house.done(groups.leave("g", member.id, member.number, member.standing.generation))
+    assert sum(committed(house, number) or 0 for number in (0, 1)) == len(polled)
+    refused(house, groups.heartbeat("g", member.id, member.standing.generation), MemberUnknown)
 
 
 def test_unknown_topics_groups_and_members() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -258,6 +259,37 @@ def test_answers_to_polls_that_get_lost_skip_nothing(broker: BrokerProcess) -> N
                         break
             assert numbers(found) == once(600)
             assert len(proxy.lost) > 5
+
+    run(scenario())
+
+
+def test_a_goodbye_says_the_generation_and_is_taken_although_it_is_stale(
+    broker: BrokerProcess,
+) -> None:
+    said: list[dict[str, object]] = []
+
+    def plan(request: Request) -> None:
+        if request.path.endswith("/leave"):
+            said.append(json.loads(request.body))
+
+    async def scenario() -> None:
+        port = int(broker.url("").rpartition(":")[2])
+        async with LossyProxy(port, plan) as proxy, AsyncClient(proxy.url) as client:
+            await client.topics.create("t", partitions=1)
+            async with client.consumer("t", group="g") as consumer:
+                member_id, generation = consumer.statistics()[:2]
+            assert said == [{"member_id": member_id, "generation": generation}]
+            said.clear()
+            async with client.consumer("t", group="g") as consumer:
+                member_id, generation = consumer.statistics()[:2]
+                # As if the group had gone on without it.
+                assert consumer._newest is not None
+                consumer._newest = consumer._newest._replace(generation=generation - 1)
+            assert said == [
+                {"member_id": member_id, "generation": generation - 1},
+                {"member_id": member_id},
+            ]
+            assert (await client.groups.describe("g")).members == []
 
     run(scenario())
 

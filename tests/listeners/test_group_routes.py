@@ -151,6 +151,8 @@ def test_a_stale_member_is_told_so_and_changes_nothing(v1: V1) -> None:
     commit = f"/groups/{group}/commit"
     body = member.commit_body(topic, {"p0": 3})
     v1.refused(409, "stale_generation", "POST", commit, body | {"generation": 10**6})
+    leave = {"member_id": member.id, "generation": 10**6}
+    v1.refused(409, "stale_generation", "POST", f"/groups/{member.group}/leave", leave)
     v1.refused(404, "member_unknown", "POST", commit, body | {"member_id": "ghost-1"})
     v1.refused(
         404,

@@ -197,16 +197,25 @@ class Groups:
         if not self._offsets.table.has_group(name) and self.count() >= groups_max:
             raise too_many_groups(groups_max)
 
-    def leave(self, group: str, member_id: str, received: int | None = None) -> Pending[None]:
+    def leave(
+        self,
+        group: str,
+        member_id: str,
+        received: int | None = None,
+        generation: int | None = None,
+    ) -> Pending[None]:
         """Go, with what was polled so far committed if the broker commits for this member. What a
-        static member has stays its own until its session ends. `received` as in `Poll`."""
-        return follow(self._leave(group, member_id, received))
+        static member has stays its own until its session ends. `received` as in `Poll`. Without a
+        generation it goes whatever it has heard."""
+        return follow(self._leave(group, member_id, received, generation))
 
     def _leave(
-        self, name: str, member_id: str, received: int | None
+        self, name: str, member_id: str, received: int | None, generation: int | None
     ) -> Generator[Pending[Any], Any, None]:
         group = self._find(name, member_id)
         member = group.membership.find(member_id)
+        if generation is not None:
+            group.membership.called(member_id, generation)
         session = group.sessions[member_id]
         session.positions.receive(received)
         self._rebalancing.commit_handled(group, session)

@@ -446,8 +446,9 @@ class Consumer:
         if self._is_auto:
             with suppress(MillstreamError):
                 await self._commit_what_is_left()
-        if self._member_id is not None:
-            await self._membership.leave(self._member_id, RetryPolicy(timeout_s=LEAVE_S))
+        if self._member_id is not None and self._newest is not None:
+            retry = RetryPolicy(timeout_s=LEAVE_S)
+            await self._membership.leave(self._member_id, self._newest.generation, retry)
 
 
 def _place(record: Received) -> TopicPartition:

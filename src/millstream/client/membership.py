@@ -12,6 +12,7 @@ import msgspec
 from millstream.client.groups import TopicPartitions, group_path
 from millstream.client.transport import Transport
 from millstream.client.values import ReadMessage, Received, encode_json
+from millstream.errors import StaleGeneration
 from millstream.wire.retry import RetryPolicy
 
 Assignor: TypeAlias = Literal["sticky", "range", "round_robin"]
@@ -135,8 +136,14 @@ class Membership:
         body = {"member_id": member_id, "generation": generation, "offsets": listed}
         await self._post("commit", body)
 
-    async def leave(self, member_id: str, retry: RetryPolicy) -> None:
-        await self._post("leave", {"member_id": member_id}, retry)
+    async def leave(self, member_id: str, generation: int, retry: RetryPolicy) -> None:
+        body: dict[str, Any] = {"member_id": member_id}
+        try:
+            await self._post("leave", body | {"generation": generation}, retry)
+        except StaleGeneration:
+            # It was told something that it has not heard of, and goes all the same: else nobody
+            # would have its partitions until its session ends.
+            await self._post("leave", body, retry)
 
     async def _post(
         self, verb: str, body: dict[str, Any], retry: RetryPolicy | None = None

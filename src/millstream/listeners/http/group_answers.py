@@ -67,6 +67,7 @@ class Member(msgspec.Struct, forbid_unknown_fields=True):
 class Leaving(msgspec.Struct, forbid_unknown_fields=True):
     member_id: str
     received: int | None = None
+    generation: int | None = None
 
 
 class Offset(msgspec.Struct, forbid_unknown_fields=True):
@@ -185,7 +186,7 @@ class GroupAnswers:
     def leave(self, call: Call, group: str) -> Later:
         Parameters(call.query, ())
         member = read_body(_leaving, call.body, '{"member_id": …}')
-        leaving = self._groups.leave(group, member.member_id, member.received)
+        leaving = self._groups.leave(group, member.member_id, member.received, member.generation)
         return later(leaving, lambda _: NO_CONTENT)
 
     # ---- what others ask

@@ -246,8 +246,18 @@ LEAVE = Form(
     "Leave a group",
     {204: _DONE},
     (GROUP_IN_PATH,),
-    (Body(said("Leave", {"member_id": _ID}, {"received": nullable(whole())})),),
+    (
+        Body(
+            said(
+                "Leave",
+                {"member_id": _ID},
+                {"received": nullable(whole()), "generation": nullable(_GENERATION)},
+            )
+        ),
+    ),
     _MEMBER_ERRORS,
+    "With a `generation` that the member has left behind it is refused, and the member stays. "
+    "Without one the member goes in any case.",
 )
 
 _STATE = one_of("empty", "stable", "rebalancing")
