@@ -611,13 +611,6 @@ class SaveModeInvalid(MillstreamError):
     code = "save_mode_invalid"
 
 
-class WriterAhead(MillstreamError):
-    """A stream's checkpoint is older than what the stream has written; fields: writer, batch,
-    last."""
-
-    code = "writer_ahead"
-
-
 class WriterNameless(MillstreamError):
     """Spark did not say for which query and micro-batch a task writes."""
 

@@ -125,3 +125,10 @@ class BatchCommitted(MillstreamError):
     """The batch is committed, so it cannot be taken back; fields: writer, batch."""
 
     code = "batch_committed"
+
+
+class WriterAhead(MillstreamError):
+    """The batch's number is that of one that the writer has committed with other rows, as when a
+    stream's checkpoint is older than what it wrote; fields: writer, batch, last."""
+
+    code = "writer_ahead"

@@ -53,9 +53,14 @@ def entry(
 
 
 def stage_soon(
-    house: House, *entries: StagedEntry, writer: str = "w", batch: int = 0, task: int = 0
+    house: House,
+    *entries: StagedEntry,
+    writer: str = "w",
+    batch: int = 0,
+    task: int = 0,
+    owner: str = "",
 ) -> Pending[Staged]:
-    attempt = Attempt(writer, batch, task, 0)
+    attempt = Attempt(writer, batch, task, 0, owner)
     return house.broker.staged_writes.stage(attempt, join_entries(entries))
 
 
@@ -65,9 +70,9 @@ def stage(house: House, *entries: StagedEntry, **who: Any) -> str:
 
 
 def commit_soon(
-    house: House, parts: Iterable[str], *, writer: str = "w", batch: int = 0
+    house: House, parts: Iterable[str], *, writer: str = "w", batch: int = 0, owner: str = ""
 ) -> Pending[Committed | Running]:
-    return house.broker.staged_writes.commit(writer, batch, list(parts))
+    return house.broker.staged_writes.commit(writer, batch, list(parts), owner)
 
 
 def commit(house: House, parts: Iterable[str], **who: Any) -> Committed:

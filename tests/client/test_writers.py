@@ -19,6 +19,7 @@ from millstream.errors import (
     PartitionUnknown,
     StagedPartUnknown,
     StagedTopicGone,
+    WriterAhead,
     WriterUnknown,
 )
 from millstream.log import batch as batches
@@ -50,6 +51,20 @@ def test_a_batch_appears_once(broker: BrokerProcess) -> None:
         assert facts.last is not None
         assert (facts.last.batch, facts.last.records, facts.committing) == (3, 2, None)
         assert [one.writer for one in client.writers.list()] == ["w"]
+
+
+def test_another_owner_does_not_pass_for_the_first(broker: BrokerProcess) -> None:
+    with Client(broker.url("")) as client:
+        client.topics.create("t", partitions=1)
+        part = client.writers.stage("w", 0, 0, 0, body("a"), owner="one").part
+        client.writers.commit("w", 0, [part], owner="one")
+        with pytest.raises(WriterAhead):
+            client.writers.stage("w", 0, 0, 0, body("b"), owner="other")
+        with pytest.raises(WriterAhead, match="for the owner one"):
+            client.writers.commit("w", 0, [], owner="other")
+        last = client.writers.get("w").last
+        assert last is not None
+        assert last.owner == "one"
 
 
 def test_batches_are_aborted_and_writers_forgotten(broker: BrokerProcess) -> None:

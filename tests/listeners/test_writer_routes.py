@@ -72,6 +72,21 @@ def test_a_batch_that_is_committed_needs_no_parts(v1: V1) -> None:
     assert v1.values(topic) == ["a"]
 
 
+def test_a_batch_of_another_owner_is_not_taken_for_the_same(v1: V1) -> None:
+    topic, writer = v1.topic(), fresh("writer")
+    part = stage(v1, writer, entry(topic, "a"), owner="one")
+    assert commit(v1, writer, [part], owner="one")["already"] is False
+    assert stage(v1, writer, entry(topic, "a"), owner="one") == NO_PART
+    body = join_entries([entry(topic, "b")])
+    v1.refused(409, "writer_ahead", "POST", parts_of(writer), raw=body, owner="other")
+    path = f"/writers/{writer}/batches/0/commit"
+    v1.refused(409, "writer_ahead", "POST", path, {"parts": [], "owner": "other"})
+    v1.refused(400, "parameter_invalid", "POST", parts_of(writer), raw=body, owner="a b")
+    v1.refused(400, "parameter_invalid", "POST", path, {"parts": [], "owner": "a b"})
+    assert v1.good("GET", f"/writers/{writer}")["last"]["owner"] == "one"
+    assert v1.values(topic) == ["a"]
+
+
 def test_records_may_be_for_later(v1: V1) -> None:
     topic, writer = v1.topic(), fresh("writer")
     due_ms = int(time.time() * 1000) + 300

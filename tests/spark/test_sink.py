@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -300,6 +301,34 @@ def test_a_checkpoint_that_was_deleted_is_noticed(
         _stream_as(spark, broker, folder, topic, tmp_path / "checkpoint")
     with pytest.raises(Exception, match="checkpoint is older than what it wrote"):
         _stream_as(spark, broker, folder, topic, tmp_path / "another")
+
+
+def test_a_checkpoint_that_was_deleted_after_its_first_batch_is_noticed(
+    spark: SparkSession, broker: BrokerProcess, client: Client, topic: str, tmp_path: Path
+) -> None:
+    """The new query begins with the number that the old one ended with."""
+    folder = tmp_path / "rows"
+    numbered(spark, 10).write.json(str(folder))
+    _stream_as(spark, broker, folder, topic, tmp_path / "checkpoint")
+    with pytest.raises(Exception, match="checkpoint is older than what it wrote"):
+        _stream_as(spark, broker, folder, topic, tmp_path / "another")
+    assert len(values(client, topic)) == 10
+
+
+def test_a_checkpoint_that_was_put_back_by_one_batch_is_noticed(
+    spark: SparkSession, broker: BrokerProcess, client: Client, topic: str, tmp_path: Path
+) -> None:
+    """The same query at the same number, with rows that came since."""
+    folder, checkpoint, saved = (tmp_path / name for name in ("rows", "checkpoint", "saved"))
+    for number in range(3):
+        numbered(spark, 10).write.mode("append").json(str(folder))
+        if number < 2:
+            _stream_as(spark, broker, folder, topic, checkpoint)
+        if number == 0:
+            shutil.copytree(checkpoint, saved)
+    with pytest.raises(Exception, match="with 10 records, and this query has 20 for it"):
+        _stream_as(spark, broker, folder, topic, saved)
+    assert len(values(client, topic)) == 20
 
 
 def _stream_as(

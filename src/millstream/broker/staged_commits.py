@@ -165,9 +165,8 @@ class Commits:
 
     # ---- running
 
-    def begin(self, writer: str, batch: int, parts: Sequence[str]) -> Running:
-        committing = Committing(batch, list(parts), self._around.clock.wall_ms())
-        one = Running(writer, committing, Progress(), self._places_of(parts))
+    def begin(self, writer: str, committing: Committing) -> Running:
+        one = Running(writer, committing, Progress(), self._places_of(committing.parts))
         self._follow(one)
         return one
 
@@ -252,7 +251,8 @@ class Commits:
     def _last(self, one: Running, progress: Progress) -> list[Change]:
         """What the last step says of the writer."""
         now_ms = self._around.clock.wall_ms()
-        last = Last(one.committing.batch, progress.records, progress.skipped, now_ms)
+        batch, owner = one.committing.batch, one.committing.owner
+        last = Last(batch, progress.records, progress.skipped, now_ms, owner)
         changes = [last_change(one.writer, last)]
         if one.is_stored:
             changes.append(committing_change(one.writer, None))

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from millstream.errors import WriterNameInvalid
+from millstream.errors import ParameterInvalid, WriterNameInvalid
 from millstream.log.partition import PartitionId, PartitionSettings
 from millstream.wire.staged import WRITER_NAME
 
@@ -114,6 +114,8 @@ class Last(msgspec.Struct, frozen=True, array_like=True):
     # Records that were not copied, by why.
     skipped: dict[str, int]
     committed_ms: int
+    # For whom; empty when nobody said so.
+    owner: str = ""
 
 
 class Committing(msgspec.Struct, frozen=True, array_like=True):
@@ -122,6 +124,7 @@ class Committing(msgspec.Struct, frozen=True, array_like=True):
     batch: int
     parts: list[str]
     started_ms: int
+    owner: str = ""
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
@@ -157,4 +160,11 @@ def check_writer(name: str) -> None:
             f"{shown!r} is no name of a writer; take 1 to 249 letters, digits, dots, underscores "
             "and hyphens",
             writer=shown,
+        )
+
+
+def check_owner(owner: str) -> None:
+    if owner and _WRITER.fullmatch(owner) is None:
+        raise ParameterInvalid(
+            "owner is 1 to 249 letters, digits, dots, underscores and hyphens", parameter="owner"
         )

@@ -20,7 +20,14 @@ from millstream.broker.staged_commits import CommitCounts, Commits, Committed, P
 from millstream.broker.staged_entries import Ready, make_ready
 from millstream.broker.staged_log import StagedLog, log_failure
 from millstream.broker.staged_steps import Copying
-from millstream.broker.staged_values import Part, StagedOptions, check_writer
+from millstream.broker.staged_values import (
+    Committing,
+    Last,
+    Part,
+    StagedOptions,
+    check_owner,
+    check_writer,
+)
 from millstream.broker.staged_view import (
     WritersView,
     committing_change,
@@ -41,6 +48,7 @@ from millstream.errors import (
     StagedTopicGone,
     TooManyParts,
     TooManyWriters,
+    WriterAhead,
     WriterUnknown,
 )
 from millstream.wire.staged import NO_PART, split_entries
@@ -72,6 +80,8 @@ class Attempt(NamedTuple):
     batch: int
     task: int
     attempt: int
+    # What tells one that begins again under a writer's name from one that goes on.
+    owner: str = ""
 
 
 class Staged(NamedTuple):
@@ -89,6 +99,7 @@ class WriterFacts(NamedTuple):
     last_batch: int | None
     last_records: int | None
     last_skipped: dict[str, int]
+    last_owner: str | None
     committed_ms: int | None
     # The batch that is being committed; how many of its steps' batches are copied, of how many.
     committing: int | None
@@ -195,6 +206,7 @@ class StagedWrites:
 
     def _stage(self, attempt: Attempt, body: bytes) -> Generator[Pending[Any], Any, Staged]:
         check_writer(attempt.writer)
+        check_owner(attempt.owner)
         if not body:
             raise BodyInvalid("there is nothing in the body to stage")
         self._require_room(attempt.writer, len(body))
@@ -212,16 +224,19 @@ class StagedWrites:
         entries = split_entries(body)
         ready = yield from make_ready(self._around, entries, self._options.step_bytes)
         if self._is_committed(attempt):
-            return (yield from self._not_needed(ready))
+            return (yield from self._not_needed(attempt, ready))
         return (yield from self._store(attempt, ready))
 
     def _is_committed(self, attempt: Attempt) -> bool:
         writer = self._view.writers.get(attempt.writer)
         return writer is not None and writer.is_committed(attempt.batch)
 
-    def _not_needed(self, ready: Ready) -> Generator[Pending[Any], Any, Staged]:
+    def _not_needed(self, attempt: Attempt, ready: Ready) -> Generator[Pending[Any], Any, Staged]:
         """A task that runs again, or is late. What it has would be forgotten at once."""
         yield self._around.views.settled(self._view)
+        writer = self._view.writers.get(attempt.writer)
+        if writer is not None and writer.last is not None:
+            _require_owner(writer.name, writer.last, attempt.batch, attempt.owner)
         return Staged(NO_PART, ready.records, ready.bytes)
 
     def _store(self, attempt: Attempt, ready: Ready) -> Generator[Pending[Any], Any, Staged]:
@@ -230,9 +245,9 @@ class StagedWrites:
             if self._is_committed(attempt):
                 # Meanwhile, so nobody waits for this.
                 self._log.forgotten_bytes += ready.bytes
-                return (yield from self._not_needed(ready))
+                return (yield from self._not_needed(attempt, ready))
             part = Part(
-                *attempt,
+                *attempt[:4],
                 self._around.clock.wall_ms(),
                 ready.records,
                 ready.scheduled,
@@ -279,30 +294,35 @@ class StagedWrites:
 
     # ---- committing
 
-    def commit(self, name: str, batch: int, parts: Sequence[str]) -> Pending[Committed | Running]:
+    def commit(
+        self, name: str, batch: int, parts: Sequence[str], owner: str = ""
+    ) -> Pending[Committed | Running]:
         """Let the batch appear. It is over, or runs: then its `outcome` says what became of it,
         and it ends also when nobody waits."""
-        return follow(self._commit(name, batch, parts))
+        return follow(self._commit(name, batch, parts, owner))
 
     def _commit(
-        self, name: str, batch: int, parts: Sequence[str]
+        self, name: str, batch: int, parts: Sequence[str], owner: str
     ) -> Generator[Pending[Any], Any, Committed | Running]:
         check_writer(name)
+        check_owner(owner)
         writer = self._view.writers.get(name)
         if writer is not None and writer.last is not None and batch <= writer.last.batch:
             last = writer.last
             yield self._around.views.settled(self._view)
+            _require_owner(name, last, batch, owner)
             self.counts.repeated += 1
             if batch == last.batch:
                 return Committed(batch, last.records, last.skipped, already=True)
             return Committed(batch, None, {}, already=True)
         one = self._running(name)
         if one is not None:
-            self._require_same(one, batch, parts)
+            self._require_same(one, batch, parts, owner)
             return one
         self._require_writer(name)
         self._check_parts(name, batch, parts)
-        return self._commits.begin(name, batch, parts)
+        now_ms = self._around.clock.wall_ms()
+        return self._commits.begin(name, Committing(batch, list(parts), now_ms, owner))
 
     def _running(self, name: str) -> Running | None:
         one = self._commits.running.get(name)
@@ -312,9 +332,10 @@ class StagedWrites:
             return self._commits.resume(writer, writer.committing)
         return one
 
-    def _require_same(self, one: Running, batch: int, parts: Sequence[str]) -> None:
+    def _require_same(self, one: Running, batch: int, parts: Sequence[str], owner: str) -> None:
         committing = one.committing
-        if committing.batch == batch and set(committing.parts) == set(parts):
+        is_other = owner and committing.owner and owner != committing.owner
+        if committing.batch == batch and set(committing.parts) == set(parts) and not is_other:
             return
         what = "with other parts" if committing.batch == batch else "first"
         raise CommitRunning(
@@ -499,6 +520,7 @@ class StagedWrites:
             None if last is None else last.batch,
             None if last is None else last.records,
             {} if last is None else last.skipped,
+            None if last is None else last.owner or None,
             None if last is None else last.committed_ms,
             None if one is None else one.committing.batch,
             0 if one is None else one.progress.at,
@@ -519,6 +541,21 @@ class StagedWrites:
             len(self._commits.running),
             self.counts,
             self._commits.counts,
+        )
+
+
+def _require_owner(name: str, last: Last, batch: int, owner: str) -> None:
+    """A batch that another owner has committed is not this one's. Otherwise what is new would pass
+    for what is there. Who does not say, is believed; so is who comes after one that did not."""
+    if owner and last.owner and owner != last.owner:
+        raise WriterAhead(
+            f"the writer {name} has committed batch {last.batch} for the owner {last.owner}, and "
+            f"batch {batch} of {owner} is not after it. Of a query of Spark, the checkpoint is "
+            "older than what it wrote: go on with the newest one, or start with another writer, "
+            "which may write records again",
+            writer=name,
+            batch=batch,
+            last=last.batch,
         )
 
 

@@ -57,6 +57,7 @@ def show(name: Name, server: Server = DEFAULT_SERVER, ca: Ca = None, as_json: Js
             "last batch": last.get("batch", NOTHING),
             "records": last.get("records", NOTHING),
             "skipped": skipped or NOTHING,
+            "owner": last.get("owner") or NOTHING,
             "committed": _committed(page),
             "committing": _committing(page),
             "trouble": (page["committing"] or {}).get("trouble") or NOTHING,

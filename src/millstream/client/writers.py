@@ -46,6 +46,7 @@ class LastBatch(msgspec.Struct):
     records: int
     committed_ms: int
     skipped: dict[str, int] = {}
+    owner: str | None = None  # None when nobody said for whom it was
 
 
 class CommitProgress(msgspec.Struct):
@@ -80,18 +81,32 @@ class Writers:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    async def stage(self, writer: str, batch: int, task: int, attempt: int, data: bytes) -> Staged:
+    async def stage(
+        self,
+        writer: str,
+        batch: int,
+        task: int,
+        attempt: int,
+        data: bytes,
+        *,
+        owner: str | None = None,
+    ) -> Staged:
         """Store what a task writes; at most 8 MiB a call. Nobody sees it before the commit.
 
-        A try whose answer is lost leaves a part that nobody names, and that is forgotten."""
-        query = urlencode({"task": task, "attempt": attempt})
-        path = f"{_batch_path(writer, batch)}/parts?{query}"
+        With an owner, WriterAhead when another owner has committed this batch or a later one. A
+        try whose answer is lost leaves a part that nobody names, and that is forgotten."""
+        asked = {"task": str(task), "attempt": str(attempt)} | _owned(owner)
+        path = f"{_batch_path(writer, batch)}/parts?{urlencode(asked)}"
         reply = await self._transport.ask("POST", path, data, media=RAW, is_repeatable=True)
         return msgspec.json.decode(reply.body, type=Staged)
 
-    async def commit(self, writer: str, batch: int, parts: Sequence[str]) -> Committed:
-        """Let a batch appear, and wait until it is in its topics. Repeating it does no harm."""
-        body = encode_json({"parts": list(parts), "wait": f"{_HOLD_S}s"})
+    async def commit(
+        self, writer: str, batch: int, parts: Sequence[str], *, owner: str | None = None
+    ) -> Committed:
+        """Let a batch appear, and wait until it is in its topics. Repeating it does no harm.
+
+        With an owner, WriterAhead when another owner has committed this batch or a later one."""
+        body = encode_json({"parts": list(parts), "wait": f"{_HOLD_S}s"} | _owned(owner))
         path = f"{_batch_path(writer, batch)}/commit"
         while True:
             reply = await self._transport.ask(
@@ -126,6 +141,10 @@ class Writers:
             found += page.writers
             after = page.next
         return found
+
+
+def _owned(owner: str | None) -> dict[str, str]:
+    return {} if owner is None else {"owner": owner}
 
 
 def _writer_path(writer: str) -> str:

@@ -175,23 +175,24 @@ class StreamSink(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[Any]) -> Written:
         context = _context()
-        writer = self.target.options.writer or context.getLocalProperty(QUERY_PROPERTY)
+        query = context.getLocalProperty(QUERY_PROPERTY)
         batch = context.getLocalProperty(BATCH_PROPERTY)
-        if not writer or batch is None:
+        if not query or batch is None:
             raise WriterNameless(
                 "Spark did not tell the task its query and its micro-batch; use the Spark that "
                 "this version of Millstream is made for, or write with foreachBatch and the "
                 "options writer and batch"
             )
-        place = TaskPlace(writer, int(batch), context.partitionId(), context.attemptNumber())
+        writer, task = self.target.options.writer or query, context.partitionId()
+        place = TaskPlace(writer, int(batch), task, context.attemptNumber(), query)
         return Written(_write(self.target, place, iterator))
 
-    def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803
+    def commit(self, messages: Messages, batchId: int) -> None:  # noqa: ARG002, N803
         done = _done(messages)
         if self.target.url is None or not done:
             return
         if commit_staged(self.target.url, self.target.options, done):
-            _require_newest(self.target, done[0].writer, batchId)
+            _require_same(self.target, done)
 
     def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803
         # Without a message nobody knows the query's name; what is staged goes by its age.
@@ -199,21 +200,30 @@ class StreamSink(DataSourceStreamArrowWriter):
             abort_staged(self.target, one.writer, batchId)
 
 
-def _require_newest(target: Target, writer: str, batch: int) -> None:
-    """Only a stream's last micro-batch is ever replayed. An older one comes of a checkpoint that
-    was put back or deleted, and its rows are not those that were written under its number."""
+def _require_same(target: Target, done: list[TaskDone]) -> None:
+    """What is committed already should be these rows. Only a stream's last micro-batch is ever
+    replayed: an older one comes of a checkpoint that was put back or deleted, and so does the last
+    one when it has another number of rows now. Another query's the broker has refused before."""
+    writer, batch = done[0].writer, done[0].batch
     with _client(target) as client:
         last = client.writers.get(writer).last
-    if last is not None and last.batch > batch:
-        raise WriterAhead(
-            f"the writer {writer} has committed micro-batch {last.batch}, and this query is at "
-            f"{batch}: its checkpoint is older than what it wrote. Go on with the newest "
-            "checkpoint, or start with another writer (option writer), which may write records "
-            "again",
-            writer=writer,
-            batch=batch,
-            last=last.batch,
-        )
+    if last is None:
+        return
+    rows = sum(one.rows for one in done)
+    if last.batch > batch:
+        what = f"micro-batch {last.batch}, and this query is at {batch}"
+    elif last.batch == batch and not last.skipped and last.records != rows:
+        what = f"micro-batch {batch} with {last.records} records, and this query has {rows} for it"
+    else:
+        return
+    raise WriterAhead(
+        f"the writer {writer} has committed {what}: its checkpoint is older than what it wrote. "
+        "Go on with the newest checkpoint, or start with another writer (option writer), which "
+        "may write records again",
+        writer=writer,
+        batch=batch,
+        last=last.batch,
+    )
 
 
 # ---- both
@@ -247,14 +257,14 @@ def wall_ms() -> int:
 
 def commit_staged(url: str, options: SinkOptions, done: list[TaskDone]) -> bool:
     """Whether it was committed before. All tasks are of one writer and one batch."""
-    writer, batch = done[0].writer, done[0].batch
+    writer, batch, owner = done[0].writer, done[0].batch, done[0].owner
     parts = [part for one in done for part in one.parts]
     if not parts:
         return False
     if NO_PART in parts:
         return True
     with client_of(url, options.place, options.patience_s) as client:
-        committed = client.writers.commit(writer, batch, parts)
+        committed = client.writers.commit(writer, batch, parts, owner=owner)
     if committed.skipped:
         logger.warning("batch %s of %s left records out: %s", batch, writer, committed.skipped)
     return bool(committed.already)

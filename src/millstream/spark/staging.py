@@ -47,6 +47,8 @@ class TaskPlace:
     batch: int
     task: int
     attempt: int
+    # The query, of a stream: under a name of its own two of them may write the same number.
+    owner: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class TaskDone:
     parts: tuple[str, ...]
     rows: int
     dead: int
+    owner: str | None = None
 
 
 class Broker(Protocol):
@@ -87,7 +90,7 @@ class MillstreamBroker:
 
     def stage(self, place: TaskPlace, body: bytes) -> str:
         return self._client.writers.stage(
-            place.writer, place.batch, place.task, place.attempt, body
+            place.writer, place.batch, place.task, place.attempt, body, owner=place.owner
         ).part
 
     def shape_of(self, topic: str) -> TopicShape | None:
@@ -180,7 +183,8 @@ def stage_rows(
     with _Requests(broker, place) as requests:
         for chunk in chunks(batches, CHUNK_BYTES):
             if requests.is_needless:
-                # The batch is committed: rows are only taken from Spark, which wants that.
+                # The batch is committed: rows are only counted.
+                rows += chunk.num_rows
                 continue
             encoded = encoder.encode(shown(chunk, options), rows)
             entries = encoded.entries
@@ -192,7 +196,7 @@ def stage_rows(
             requests.add(entries)
             rows += chunk.num_rows
         parts = requests.finish()
-    return TaskDone(place.writer, place.batch, parts, rows, dead)
+    return TaskDone(place.writer, place.batch, parts, rows, dead, place.owner)
 
 
 def shown(chunk: Any, options: SinkOptions) -> Any:

@@ -77,6 +77,7 @@ STATUS_OF_ERROR: Mapping[type[MillstreamError], int] = {
     errors.StagedTopicGone: HTTPStatus.CONFLICT,
     errors.CommitRunning: HTTPStatus.CONFLICT,
     errors.BatchCommitted: HTTPStatus.CONFLICT,
+    errors.WriterAhead: HTTPStatus.CONFLICT,
     errors.QueueUnknown: HTTPStatus.NOT_FOUND,
     errors.QueueFull: HTTPStatus.TOO_MANY_REQUESTS,
     errors.MemoryFull: HTTPStatus.TOO_MANY_REQUESTS,

@@ -37,12 +37,13 @@ ATTEMPT_MAX = 2**63 - 1
 # How long a commit is waited for: by default, and at most.
 WAIT_DEFAULT_MS = 20_000
 WAIT_MS_MAX = 30_000
-STAGE_PARAMETERS = frozenset(("task", "attempt"))
+STAGE_PARAMETERS = frozenset(("task", "attempt", "owner"))
 
 
 class Committing(msgspec.Struct, forbid_unknown_fields=True):
     parts: list[str]
     wait: str | int | None = None
+    owner: str = ""
 
 
 _committing = msgspec.json.Decoder(Committing)
@@ -62,6 +63,7 @@ class WriterAnswers:
             _batch(batch),
             parameters.whole("task", 0, 0, TASK_MAX),
             parameters.whole("attempt", 0, 0, ATTEMPT_MAX),
+            parameters.text("owner", ""),
         )
         body = call.body
         if is_too_large(body):
@@ -80,7 +82,7 @@ class WriterAnswers:
         Parameters(call.query, ())
         said = read_body(_committing, call.body, '{"parts": [handle, …], "wait": "20s"}')
         wait_s = _wait_ms(said.wait) / 1000
-        committing = self._writes.commit(writer, _batch(batch), said.parts)
+        committing = self._writes.commit(writer, _batch(batch), said.parts, said.owner)
 
         def steps() -> Generator[Pending[Any], Any, Answer]:
             one: Committed | Running = yield committing
@@ -170,6 +172,7 @@ def _writer_page(facts: WriterFacts) -> dict[str, object]:
             "batch": facts.last_batch,
             "records": facts.last_records,
             "skipped": facts.last_skipped,
+            "owner": facts.last_owner,
             "committed_ms": facts.committed_ms,
         }
     if facts.committing is not None:

@@ -37,6 +37,10 @@ from millstream.listeners.http.writer_answers import (
 from millstream.wire.staged import BODY_BYTES_MAX, NO_PART, WRITER_NAME
 
 _WRITER = text(pattern=f"^{WRITER_NAME}$")
+_OWNER_WHAT = (
+    "Whose batch it is, such as the id of a query: what somebody else has committed under its "
+    "number is not taken for it."
+)
 _BATCH = whole(0, BATCH_MAX)
 _WRITER_IN_PATH = Parameter("writer", _WRITER, "The writer's name.", "path")
 _BATCH_IN_PATH = Parameter("batch", _BATCH, "The batch's number. Numbers rise.", "path")
@@ -77,6 +81,7 @@ STAGE = Form(
         _BATCH_IN_PATH,
         Parameter("task", whole(0, TASK_MAX), "Which task, by default 0; for whoever looks."),
         Parameter("attempt", whole(0, ATTEMPT_MAX), "Which attempt of it, by default 0."),
+        Parameter("owner", _WRITER, _OWNER_WHAT),
     ),
     (Body(BYTES, RAW_MEDIA),),
     (
@@ -94,6 +99,7 @@ STAGE = Form(
         errors.TooManyWriters,
         errors.TooManyParts,
         errors.StagedFull,
+        errors.WriterAhead,
         *_APPEND_ERRORS,
     ),
     "The body is entries, one after the other: the length of the topic's name (2 bytes, "
@@ -134,12 +140,21 @@ COMMIT = Form(
         202: _json("It is being copied, and that will end. Ask again to wait for it.", _RUNNING),
     },
     (_WRITER_IN_PATH, _BATCH_IN_PATH),
-    (Body(said("Commit", {"parts": array(text())}, {"wait": nullable(_WAIT)})),),
+    (
+        Body(
+            said(
+                "Commit",
+                {"parts": array(text())},
+                {"wait": nullable(_WAIT), "owner": _WRITER | {"description": _OWNER_WHAT}},
+            )
+        ),
+    ),
     (
         errors.WriterNameInvalid,
         errors.StagedPartUnknown,
         errors.StagedTopicGone,
         errors.CommitRunning,
+        errors.WriterAhead,
         errors.TooManyWriters,
         errors.TooManySchedules,
         errors.Busy,
@@ -147,7 +162,9 @@ COMMIT = Form(
     ),
     "`parts` are those that count. Parts of this and of earlier batches that nobody named are "
     "forgotten. A batch that is not after the writer's last one adds nothing, whatever parts are "
-    "named: so a commit can be repeated. It survives a crash of the broker.",
+    "named: so a commit can be repeated. When `owner` is given, and the last one was committed for "
+    "another owner, such a batch is refused with `writer_ahead` instead. A commit survives a crash "
+    "of the broker.",
 )
 ABORT = Form(
     "Forget what is staged for a batch",
@@ -169,7 +186,14 @@ _WRITER_SHOWN = shown(
     "Writer",
     writer=text(),
     last=nullable(
-        shown("LastBatch", batch=whole(), records=whole(), skipped=_SKIPPED, committed_ms=TIME)
+        shown(
+            "LastBatch",
+            batch=whole(),
+            records=whole(),
+            skipped=_SKIPPED,
+            owner=nullable(_WRITER),
+            committed_ms=TIME,
+        )
     ),
     committing=nullable(
         shown(
