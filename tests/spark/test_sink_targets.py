@@ -10,6 +10,7 @@ from pyspark.sql.types import StructType
 
 from millstream.errors import ColumnInvalid, OptionInvalid, SaveModeInvalid
 from millstream.spark import sink
+from millstream.spark.datasource import remembered_by_tables
 from millstream.spark.kafka_client import Kafka
 from millstream.spark.options import BROKER_ROWS, read_options, read_place
 
@@ -63,6 +64,63 @@ def test_what_another_broker_cannot_do_is_refused(says: Any, given: dict[str, st
         schema = StructType().add("value", "string").add(column, kind)
         with pytest.raises(ColumnInvalid, match="Millstream alone"):
             sink.batch_writer(OTHER, schema, False)
+
+
+HERE, THERE = "http://127.0.0.1:8080", "http://there:8080"
+
+
+def read_from_a_table(**made_with: str) -> StructType:
+    comment = remembered_by_tables({"provider": "millstream", "subscribe": "tt", **made_with})
+    text = comment.removeprefix(" COMMENT '").removesuffix("'")
+    return StructType().add("value", "string", metadata={"comment": text})
+
+
+def test_rows_of_an_insert_go_where_their_table_is() -> None:
+    schema = read_from_a_table(server=THERE, topic="tt", compression="zstd")
+    for given in ({}, {"batchSize": "1K"}):
+        target = sink.batch_writer(given, schema, False).target
+        assert (target.url, target.options.topic) == (THERE, "tt")
+        assert target.options.compression == "zstd"
+    own = sink.batch_writer({"compression": "none"}, schema, False).target.options
+    assert (own.topic, own.compression) == ("tt", "none")
+
+
+@pytest.mark.parametrize("given", [{"topic": "else"}, {"topic": "else", "compression": "none"}])
+def test_rows_of_a_table_that_go_elsewhere_do_not_go_to_its_broker(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
+) -> None:
+    schema = read_from_a_table(server=THERE, topic="tt", writer="w1", batch="3")
+    target = sink.batch_writer(given, schema, False).target
+    assert (target.url, target.options.topic, target.options.writer) == (HERE, "else", None)
+    monkeypatch.setenv("MILLSTREAM_SERVER", "http://mine:1")
+    assert sink.batch_writer(given, schema, False).target.url == "http://mine:1"
+    assert sink.stream_writer(given, schema, False).target.url == "http://mine:1"
+
+
+def test_no_two_writes_have_the_name_of_one_that_a_table_remembers() -> None:
+    schema = read_from_a_table(server=THERE, topic="tt", writer="w1", batch="3")
+    one, other = (sink.batch_writer({}, schema, False) for _ in range(2))
+    assert one.writer != other.writer
+    assert sink.stream_writer({}, schema, False).target.options.writer is None
+    named = sink.batch_writer({"writer": "w2", "batch": "4"}, schema, False)
+    assert (named.writer, named.batch, named.target.url) == ("w2", 4, THERE)
+
+
+def test_a_table_elsewhere_than_the_environment_says_is_not_guessed_about(
+    says: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = read_from_a_table(server=THERE, topic="tt")
+    monkeypatch.setenv("MILLSTREAM_SERVER", THERE + "/")
+    assert sink.batch_writer({}, schema, False).target.url == THERE
+    monkeypatch.setenv("MILLSTREAM_SERVER", HERE)
+    with pytest.raises(OptionInvalid, match=f"was made with {THERE}; say where rows are to go"):
+        sink.batch_writer({}, schema, False)
+    plain = {"server": THERE, "topic": "tt"}
+    assert sink.batch_writer(plain, schema, False).target.url == THERE
+    says(None)
+    with pytest.raises(OptionInvalid, match="was made with other:9092"):
+        sink.batch_writer({}, read_from_a_table(**OTHER), False)
+    assert sink.batch_writer({}, read_from_a_table(topic="tt"), False).target.url == HERE
 
 
 def test_a_topic_is_never_overwritten() -> None:

@@ -31,7 +31,14 @@ from millstream.errors import MillstreamError, SaveModeInvalid, WriterAhead, Wri
 from millstream.spark.datasource import table_options
 from millstream.spark.kafka_client import Kafka
 from millstream.spark.kafka_sink import produce_rows
-from millstream.spark.options import BrokerPlace, option_invalid, was_given
+from millstream.spark.options import (
+    BROKER_ROWS,
+    BrokerPlace,
+    option_invalid,
+    read_options,
+    read_place,
+    was_given,
+)
 from millstream.spark.sink_options import SinkOptions, sink_options
 from millstream.spark.sink_schema import check_columns
 from millstream.spark.staging import MillstreamBroker, TaskDone, TaskPlace, client_of, stage_rows
@@ -47,6 +54,8 @@ BATCH_PROPERTY = "streaming.sql.batchId"
 HTTP_CONFIG = "millstream.http"
 # The options that say where a broker is.
 PLACES = ("server", "servers", "kafka.bootstrap.servers")
+# What names one write. The next one would be taken for the same.
+OF_ONE_WRITE = frozenset(("writer", "batch"))
 # What tasks told the driver; None for a task that failed.
 Messages: TypeAlias = list[WriterCommitMessage | None]
 
@@ -87,11 +96,11 @@ def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool)
 
 def _target(given: Mapping[str, str], schema: StructType, *, is_stream: bool) -> Target:
     """Everything that can be wrong with a write before it has a row is found here."""
-    if not any(was_given(given, name) for name in PLACES):
-        # As INSERT INTO a table has it. With a place, the comment is that of a table that was read.
-        given = table_options(schema, given)
-    options = sink_options(given, os.environ, is_stream=is_stream)
+    made_with = _made_with(given, schema)
+    options = sink_options(made_with | dict(given), os.environ, is_stream=is_stream)
     url = http_of(options.place)
+    if any(was_given(made_with, name) for name in PLACES):
+        _require_one_broker(url, options.place)
     check_columns(
         [(field.name, field.dataType.simpleString()) for field in schema.fields],
         has_topic=options.topic is not None,
@@ -103,6 +112,35 @@ def _target(given: Mapping[str, str], schema: StructType, *, is_stream: bool) ->
             "%s is no Millstream: rows are written at least once", ", ".join(options.place.servers)
         )
     return Target(url, options)
+
+
+def _made_with(given: Mapping[str, str], schema: StructType) -> dict[str, str]:
+    """The options of the table that rows are inserted into.
+
+    Spark gives an INSERT no options but those of the statement itself, and columns with the
+    comments of the table. But so it does with rows that were read from a table and go elsewhere:
+    only a broker or a topic of their own tells them apart."""
+    if any(was_given(given, name) for name in (*PLACES, "topic")):
+        return {}
+    ours = OF_ONE_WRITE | {name.lower() for name in given}
+    found = table_options(schema, {})
+    return {name: text for name, text in found.items() if name.lower() not in ours}
+
+
+def _require_one_broker(url: str | None, place: BrokerPlace) -> None:
+    """Into a table, rows go where it is; from a table, where the environment says. When these are
+    two, the rows could be in the wrong one."""
+    if not os.environ.get("MILLSTREAM_SERVER"):
+        return
+    said = read_place(read_options({}, BROKER_ROWS), os.environ).url
+    if said != url:
+        where = url or ", ".join(place.servers)
+        raise option_invalid(
+            "server",
+            said,
+            f"by MILLSTREAM_SERVER, and the table of these columns was made with {where}; say "
+            "where rows are to go with the options server and topic, or unset MILLSTREAM_SERVER",
+        )
 
 
 def _require_plain(options: SinkOptions) -> None:
