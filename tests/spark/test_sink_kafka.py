@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from millstream.spark.sink_options import SinkOptions, sink_options
 from millstream.spark.staging import TaskPlace
 from millstream.wire.kafka import produce, produce_request
 from millstream.wire.partitioning import partition_of_key
+from millstream.wire.staged import StagedEntry
 
 PLACE = TaskPlace("w", 0, 0, 0)
 NOW_MS = 1_800_000_000_000
@@ -131,6 +133,95 @@ def test_a_broker_that_refuses_a_batch_fails_the_task(
     keyless = pa.RecordBatch.from_arrays([pa.array([b"v"])], names=["value"])
     with pytest.raises(KafkaRefused):
         produced(broker, topic, [keyless])
+
+
+# ---- how large
+
+
+def made(client: Client, limit: str, partitions: int = 1) -> str:
+    settings = {"message_bytes_max": limit}
+    name = f"kafka-sink-{next(names)}"
+    return client.topics.create(name, partitions=partitions, settings=settings).name
+
+
+def of(*values: bytes) -> Any:
+    return pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], names=["value"])
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_a_value_of_ten_megabytes_is_written_where_the_topic_takes_it(
+    broker: BrokerProcess, client: Client, compression: str
+) -> None:
+    topic = made(client, "16M")
+    value = random.Random(1).randbytes(10_000_000)
+    produced(broker, topic, [of(value, b"small")], compression=compression)
+    assert {one.value for one in client.read(topic)} == {value, b"small"}
+
+
+def test_a_row_that_the_topic_does_not_take_fails_the_task_in_words_of_kafka(
+    broker: BrokerProcess, client: Client
+) -> None:
+    topic = made(client, "20K")
+    large = random.Random(2).randbytes(30_000)
+    batches = [of(*[b"small"] * 700, large, b"small")]
+    with pytest.raises(RowInvalid, match=r"row 700 of task 0.*takes 20480; raise its max\.message"):
+        produced(broker, topic, batches)
+    assert list(client.read(topic)) == []
+
+
+def test_what_is_small_enough_when_it_is_compressed_is_written(
+    broker: BrokerProcess, client: Client
+) -> None:
+    topic = made(client, "20K")
+    produced(broker, topic, [of(b"0" * 100_000)])
+    with pytest.raises(RowInvalid, match="as a batch it has 100"):
+        produced(broker, topic, [of(b"0" * 100_000)], compression="none")
+    assert [len(one.value or b"") for one in client.read(topic)] == [100_000]
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "gzip"])
+def test_batches_are_no_larger_than_the_topic_takes(
+    broker: BrokerProcess, client: Client, compression: str
+) -> None:
+    topic = made(client, "5000")
+    chance = random.Random(3)
+    values = [chance.randbytes(400) for _ in range(300)]
+    produced(broker, topic, [of(*values)], compression=compression, batchSize="1M")
+    assert [one.value for one in client.read(topic)] == values
+
+
+def test_a_topic_that_does_not_say_what_it_takes_is_written_to(
+    broker: BrokerProcess, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Kafka, "topic_config", lambda *_: None)
+    topic = made(client, "20K")
+    produced(broker, topic, [of(b"small")])
+    with pytest.raises(KafkaRefused, match="MESSAGE_TOO_LARGE"):
+        produced(broker, topic, [of(b"0" * 100_000)], compression="none")
+    assert [one.value for one in client.read(topic)] == [b"small"]
+
+
+def test_the_size_of_a_request_may_be_limited(broker: BrokerProcess, client: Client) -> None:
+    topic = made(client, "1M", partitions=3)
+    limit = {"kafka.max.request.size": "2000"}
+    with pytest.raises(RowInvalid, match=r"raise the option kafka\.max\.request\.size"):
+        produced(broker, topic, [of(b"0" * 2001)], **limit)
+    produced(broker, topic, [rows(1000)], **limit)
+    assert numbers(client, topic) == list(range(1000))
+
+
+def test_a_request_has_as_many_batches_as_there_is_room_for(
+    broker: BrokerProcess, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored: list[list[int]] = []
+    monkeypatch.setattr(
+        IdempotentProducer, "_store", lambda _, some: stored.append([len(b) for b in some.values()])
+    )
+    with Kafka(options(broker, topic).place, [broker.kafka]) as kafka:
+        sizes = [(0, 400), (1, 300), (2, 400), (0, 5000), (1, 10)]
+        entries = [StagedEntry(topic, part, 0, b"x" * size) for part, size in sizes]
+        IdempotentProducer(kafka, 800).send(entries)
+    assert stored == [[400, 300], [5000], [10, 400]]
 
 
 # ---- the bytes

@@ -37,6 +37,10 @@ class TopicShape(NamedTuple):
     partitioner: str
     message_bytes_max: int
     is_compacted: bool
+    # Of a batch that is not a single row; None: as the options say.
+    batch_bytes_max: int | None = None
+    # What sets the limit of a message.
+    limited_by: str = "its message_bytes_max"
 
 
 class BadRow(NamedTuple):
@@ -180,6 +184,9 @@ class Encoder:
         self, shape: TopicShape, parts: Parts, place: _Placed, faults: dict[int, str]
     ) -> list[StagedEntry]:
         groups, places = _grouped(shape, parts, place, faults)
+        batch_bytes = self._batch_bytes
+        if shape.batch_bytes_max is not None:
+            batch_bytes = min(batch_bytes, shape.batch_bytes_max)
         encoded = encode_columns(
             RowColumns(
                 rows=parts.rows,
@@ -193,7 +200,7 @@ class Encoder:
             ),
             memoryview(groups.buffers()[1]),
             lanes=[lane_name(lane) for _, _, lane in places],
-            batch_bytes=self._batch_bytes,
+            batch_bytes=batch_bytes,
             compression=self._compression,
         )
         return [
@@ -347,7 +354,7 @@ def _check_sizes(shape: TopicShape, parts: Parts, due: Any | None, faults: dict[
         pc.greater(sizes, most),
         lambda row: (
             f"the record has {sizes[row].as_py()} bytes, topic {shape.name} takes {most}; raise "
-            "its message_bytes_max, or make the value smaller"
+            f"{shape.limited_by}, or make the value smaller"
         ),
     )
     if due is None or most <= SCHEDULE_BYTES_MAX:

@@ -55,7 +55,7 @@ ANSWER_BYTES_MAX = 2**31 - 1
 VERSIONS = {3: 12, 2: 7, 8: 8, 9: 7, 10: 3, 18: 3, 32: 4}
 
 SIZE = Struct(">i")
-BROKER_RESOURCE = 4
+TOPIC_RESOURCE, BROKER_RESOURCE = 2, 4
 NO_ID = "00000000-0000-0000-0000-000000000000"
 
 # Codes after which the same call may succeed: a leader moved, or something is starting.
@@ -308,25 +308,12 @@ class Kafka:
     def _broker_config(self, name: str) -> str | None:
         facts = self._facts if self._facts.brokers else self._metadata([])
         for node in sorted(facts.brokers):
-            Resource = DescribeConfigsRequest.DescribeConfigsResource  # noqa: N806  a class
-            asked = Resource(
-                resource_type=BROKER_RESOURCE,
-                resource_name=str(node),
-                configuration_keys=[name],
-            )
-            answer = self._to(facts.brokers[node]).ask(
-                DescribeConfigsRequest,
-                DescribeConfigsResponse,
-                resources=[asked],
-                include_synonyms=False,
-                include_documentation=False,
-            )
-            for result in answer.results:
-                for config in result.configs or ():
-                    if config.name == name:
-                        return config.value or None
-            break
+            return _config(self._to(facts.brokers[node]), BROKER_RESOURCE, str(node), name)
         return None
+
+    def topic_config(self, topic: str, name: str) -> str | None:
+        """A config of a topic; None when it has none of that name, or it may not be seen."""
+        return self.retried(lambda: _config(self._any(), TOPIC_RESOURCE, topic, name))
 
     # ---- offsets
 
@@ -492,6 +479,23 @@ class Kafka:
         if connection is None:
             connection = self._connections[address] = Connection(address, self.place)
         return connection
+
+
+def _config(connection: Connection, kind: int, resource: str, name: str) -> str | None:
+    Resource = DescribeConfigsRequest.DescribeConfigsResource  # noqa: N806  a class
+    asked = Resource(resource_type=kind, resource_name=resource, configuration_keys=[name])
+    answer = connection.ask(
+        DescribeConfigsRequest,
+        DescribeConfigsResponse,
+        resources=[asked],
+        include_synonyms=False,
+        include_documentation=False,
+    )
+    for result in answer.results:
+        for config in result.configs or ():
+            if config.name == name:
+                return config.value or None
+    return None
 
 
 def _facts_of(topic: Any, version: int) -> TopicFacts:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from millstream.errors import KafkaAnswerInvalid, KafkaRefused, RowInvalid
-from millstream.log.batch import HEADER_BYTES, Header, read_header, sealed
+from millstream.log.batch import HEADER_BYTES, Header, Record, decode, read_header, sealed
 from millstream.spark.encoding import Encoder, TopicShape
 from millstream.spark.kafka_client import Connection, Kafka, code_name, refused
 from millstream.spark.sink_options import SinkOptions
@@ -25,8 +25,12 @@ from millstream.wire.staged import StagedEntry
 Part: TypeAlias = tuple[str, int]
 
 REQUEST_MS = 30_000
-# Kafka's default for the largest batch that a topic takes, less its head.
-MESSAGE_BYTES_MAX = 1_000_000
+# The config of a topic that says how large a batch may be, as it is sent; and a batch where nobody
+# says. What is too large for the broker, it refuses.
+BATCH_LIMIT = "max.message.bytes"
+NO_LIMIT = 2**31 - 1
+# Of several batches in one request; a broker of Kafka takes a hundred mebibytes.
+REQUEST_BYTES_MAX = 16 * 1024 * 1024
 # What an answer says when the batch was stored by an earlier try.
 DUPLICATE_SEQUENCE = 46
 # The broker knows nothing of the producer (any more), or of what came before.
@@ -41,12 +45,13 @@ def produce_rows(
     batches: Iterable[Any], options: SinkOptions, place: TaskPlace, now_ms: Callable[[], int]
 ) -> TaskDone:
     with Kafka(options.place, options.place.servers) as kafka:
-        producer = IdempotentProducer(kafka)
+        shapes = Shapes(kafka, options)
+        producer = IdempotentProducer(kafka, options.request_bytes or REQUEST_BYTES_MAX)
         encoder = Encoder(
             topic=options.topic,
             compression=options.compression,
             batch_bytes=options.batch_bytes,
-            shape_of=Shapes(kafka).of,
+            shape_of=shapes.of,
             now_ms=now_ms,
             first_turn=place.task + place.batch,
         )
@@ -61,19 +66,53 @@ def produce_rows(
                     row=bad.row,
                     topic=bad.topic,
                 )
+            for entry in encoded.entries:
+                if len(entry.batch) > shapes.limit(entry.topic):
+                    raise _too_large(entry, shapes.limit(entry.topic), chunk, rows, place.task)
             producer.send(encoded.entries)
             rows += chunk.num_rows
     return TaskDone(place.writer, place.batch, (), rows, 0)
 
 
+def _too_large(entry: StagedEntry, limit: int, chunk: Any, first_row: int, task: int) -> RowInvalid:
+    """A batch of one row, for several are kept smaller. Which row it is, its bytes tell."""
+    [record] = decode(entry.batch)
+    row = first_row + _place_of(record, chunk)
+    return RowInvalid(
+        f"row {row} of task {task}, counted from 0, cannot be written: as a batch it has "
+        f"{len(entry.batch)} bytes, and topic {entry.topic} takes {limit}; raise its {BATCH_LIMIT},"
+        " compress, or make the value smaller",
+        row=row,
+        topic=entry.topic,
+    )
+
+
+def _place_of(record: Record, chunk: Any) -> int:
+    for row in range(chunk.num_rows):
+        if all(
+            name not in chunk.schema.names
+            or _bytes_of(chunk.column(name)[row].as_py()) == getattr(record, name)
+            for name in ("value", "key")
+        ):
+            return row
+    raise AssertionError("a batch is of the rows that it was made of")
+
+
+def _bytes_of(value: str | bytes | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value
+
+
 class Shapes:
     """What is known of topics. The rest a broker says when it refuses a batch."""
 
-    __slots__ = ("_found", "_kafka")
+    __slots__ = ("_found", "_is_compressed", "_kafka", "_limits", "_row_bytes_max")
 
-    def __init__(self, kafka: Kafka) -> None:
+    def __init__(self, kafka: Kafka, options: SinkOptions) -> None:
         self._kafka = kafka
+        self._is_compressed = options.compression != "none"
+        self._row_bytes_max = options.request_bytes or NO_LIMIT
         self._found: dict[str, TopicShape | None] = {}
+        self._limits: dict[str, int] = {}
 
     def of(self, topic: str) -> TopicShape | None:
         if topic not in self._found:
@@ -81,18 +120,40 @@ class Shapes:
             self._found[topic] = (
                 None
                 if facts is None or not facts.leaders
-                else TopicShape(topic, len(facts.leaders), "murmur2", MESSAGE_BYTES_MAX, False)
+                else TopicShape(
+                    topic,
+                    len(facts.leaders),
+                    "murmur2",
+                    self._row_bytes_max,
+                    False,
+                    self._several_bytes_max(topic),
+                    "the option kafka.max.request.size",
+                )
             )
         return self._found[topic]
+
+    def limit(self, topic: str) -> int:
+        """The most bytes of a batch as it is sent."""
+        if topic not in self._limits:
+            text = self._kafka.topic_config(topic, BATCH_LIMIT)
+            self._limits[topic] = NO_LIMIT if text is None else int(text)
+        return self._limits[topic]
+
+    def _several_bytes_max(self, topic: str) -> int:
+        """Of a batch of several rows before it is compressed: what cannot be made smaller becomes
+        a sixth larger by the worst of the compressions, and a little."""
+        limit = self.limit(topic)
+        return limit - limit // 6 - 64 if self._is_compressed else limit
 
 
 class IdempotentProducer:
     """Batches with the numbers by which a broker knows those that it has."""
 
-    __slots__ = ("_kafka", "_producer", "_renewals", "_sequences")
+    __slots__ = ("_kafka", "_producer", "_renewals", "_request_bytes", "_sequences")
 
-    def __init__(self, kafka: Kafka) -> None:
+    def __init__(self, kafka: Kafka, request_bytes: int = REQUEST_BYTES_MAX) -> None:
         self._kafka = kafka
+        self._request_bytes = request_bytes
         self._producer: wire.Producer | None = None
         self._sequences: dict[Part, int] = {}
         self._renewals = 0
@@ -103,9 +164,19 @@ class IdempotentProducer:
         for entry in entries:
             lines.setdefault((entry.topic, entry.partition), deque()).append(entry.batch)
         while lines:
-            # A request has one batch for a partition.
-            self._store({part: line.popleft() for part, line in lines.items()})
+            self._store(self._of_one_request(lines))
             lines = {part: line for part, line in lines.items() if line}
+
+    def _of_one_request(self, lines: Mapping[Part, deque[bytes]]) -> dict[Part, bytes]:
+        """One batch for a partition, and of as many partitions as there is room for."""
+        taken: dict[Part, bytes] = {}
+        room = self._request_bytes
+        for part, line in lines.items():
+            room -= len(line[0])
+            if taken and room < 0:
+                break
+            taken[part] = line.popleft()
+        return taken
 
     def _store(self, batches: Mapping[Part, bytes]) -> None:
         left = {part: self._numbered(part, batch) for part, batch in batches.items()}

@@ -304,6 +304,13 @@ SINK_ROWS = (
         "The most bytes of a batch before it is compressed. A larger row is a batch of its own.",
     ),
     Option(
+        "kafka.max.request.size",
+        Size(1, 2**31 - 1),
+        None,
+        "To another broker: the most bytes of a row before it is compressed, and of a request of "
+        "several batches. Default: whatever the topic takes.",
+    ),
+    Option(
         "includeHeaders",
         Boolean(),
         True,
@@ -369,7 +376,6 @@ WITHOUT_EFFECT = frozenset(
                 "max.in.flight.requests.per.connection",
                 "max.poll.interval.ms",
                 "max.poll.records",
-                "max.request.size",
                 "metadata.max.age.ms",
                 "partition.assignment.strategy",
                 "receive.buffer.bytes",

@@ -27,6 +27,8 @@ class SinkOptions:
     topic: str | None
     compression: str
     batch_bytes: int
+    # Of a broker that is not Millstream; None: what its topics take.
+    request_bytes: int | None
     include_headers: bool
     to_dead_letters: bool
     # None: the query's id, or for a batch write a name of its own.
@@ -56,8 +58,10 @@ def sink_options(
             name, value, f"and in a batch write it goes with the option {other}; give both or none"
         )
     batch_bytes, patience_ms = values["batchSize"], values["commitTimeout"]
+    request_bytes = values["kafka.max.request.size"]
     assert isinstance(batch_bytes, int)
     assert isinstance(patience_ms, int)
+    assert request_bytes is None or isinstance(request_bytes, int)
     assert batch is None or isinstance(batch, int)
     compression = values["compression"]
     if not was_given(given, "compression"):
@@ -67,6 +71,7 @@ def sink_options(
         topic=None if values["topic"] is None else str(values["topic"]),
         compression=str(compression),
         batch_bytes=batch_bytes,
+        request_bytes=request_bytes,
         include_headers=bool(values["includeHeaders"]),
         to_dead_letters=values["onError"] == "deadletter",
         writer=None if writer is None else str(writer),
