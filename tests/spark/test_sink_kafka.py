@@ -104,6 +104,59 @@ def test_a_producer_that_the_broker_forgot_is_introduced_again(
     assert numbers(client, topic) == sorted([*range(100), *range(100)])
 
 
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int]]:
+    """How many of the next answers know nothing of the producer, for all of their batches; and
+    the producers that were introduced."""
+    left, introduced = [0], list[int]()
+    exchange, introduce = kafka_sink._produced, IdempotentProducer._introduced
+
+    def refuse(
+        connection: Connection, client_id: str, batches: dict[Part, bytes]
+    ) -> list[produce_request.Answered]:
+        if not left[0]:
+            return exchange(connection, client_id, batches)
+        left[0] -= 1
+        code = kafka_sink.UNKNOWN_PRODUCER_ID
+        return [produce_request.Answered(*part, code, -1) for part in batches]
+
+    def note(self: IdempotentProducer, part: Part) -> produce_request.Producer:
+        found = introduce(self, part)
+        introduced.append(found.id)
+        return found
+
+    monkeypatch.setattr(kafka_sink, "_produced", refuse)
+    monkeypatch.setattr(IdempotentProducer, "_introduced", note)
+    return left, introduced
+
+
+def test_a_producer_is_introduced_once_however_many_partitions_forgot_it(
+    broker: BrokerProcess, client: Client, refusing: tuple[list[int], list[int]]
+) -> None:
+    left, introduced = refusing
+    topic = client.topics.create(f"kafka-sink-{next(names)}", partitions=20).name
+    left[0] = 1
+    produced(broker, topic, [rows(500)], batchSize="64K")
+    assert len(introduced) == 2
+    assert numbers(client, topic) == list(range(500))
+
+
+def test_a_producer_that_is_forgotten_now_and_then_goes_on(
+    broker: BrokerProcess, client: Client, topic: str, refusing: tuple[list[int], list[int]]
+) -> None:
+    left, introduced = refusing
+    with Kafka(options(broker, topic).place, [broker.kafka]) as kafka:
+        producer, encoder = IdempotentProducer(kafka), encoder_of(topic)
+        for _ in range(kafka_sink.RENEWALS_MAX + 2):
+            left[0] = 1
+            producer.send(encoder.encode(rows(10), 0).entries)
+        assert len(introduced) == kafka_sink.RENEWALS_MAX + 3
+        assert len(numbers(client, topic)) == 10 * (kafka_sink.RENEWALS_MAX + 2)
+        left[0] = kafka_sink.RENEWALS_MAX + 1
+        with pytest.raises(KafkaRefused, match="UNKNOWN_PRODUCER_ID"):
+            producer.send(encoder.encode(rows(10), 0).entries)
+
+
 def encoder_of(topic: str) -> Encoder:
     shape = TopicShape(topic, 3, "murmur2", 1000, False)
     return Encoder(

@@ -60,7 +60,13 @@ NO_ID = "00000000-0000-0000-0000-000000000000"
 
 # Codes after which the same call may succeed: a leader moved, or something is starting.
 RETRIED = frozenset((5, 6, 7, 8, 9, 13, 14, 15, 16, 72, 74, 75, 78))
-_NAMES = {5: "LEADER_NOT_AVAILABLE", 9: "REPLICA_NOT_AVAILABLE", 14: "COORDINATOR_LOAD_IN_PROGRESS"}
+_NAMES = {
+    5: "LEADER_NOT_AVAILABLE",
+    9: "REPLICA_NOT_AVAILABLE",
+    14: "COORDINATOR_LOAD_IN_PROGRESS",
+    18: "RECORD_LIST_TOO_LARGE",
+    59: "UNKNOWN_PRODUCER_ID",
+}
 
 
 class Broken(Exception):

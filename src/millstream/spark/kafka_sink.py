@@ -37,7 +37,7 @@ DUPLICATE_SEQUENCE = 46
 OUT_OF_ORDER_SEQUENCE, INVALID_PRODUCER_EPOCH, UNKNOWN_PRODUCER_ID = 45, 47, 59
 STRANGERS = frozenset((OUT_OF_ORDER_SEQUENCE, INVALID_PRODUCER_EPOCH, UNKNOWN_PRODUCER_ID))
 SEQUENCES = 2**31
-# So often a producer is introduced anew before a task gives up.
+# So often in a row a producer is introduced anew before a task gives up.
 RENEWALS_MAX = 5
 
 
@@ -184,26 +184,33 @@ class IdempotentProducer:
         def attempt() -> None:
             for connection, parts in self._by_leader(left):
                 some = {part: left[part] for part in parts if part in left}
-                for one in _produced(connection, self._kafka.place.client_id, some):
-                    self._take(one, left)
+                answers = _produced(connection, self._kafka.place.client_id, some)
+                # All of them first: what is stored is not renewed.
+                strangers = [one for one in answers if not self._is_known(one, left)]
+                if strangers:
+                    self._renew(left)
 
         while left:
             self._kafka.retried(attempt)
+        self._renewals = 0
 
-    def _take(self, one: wire.Answered, left: dict[Part, bytes]) -> None:
-        part = (one.topic, one.partition)
+    def _is_known(self, one: wire.Answered, left: dict[Part, bytes]) -> bool:
+        """Take what became of a batch; False when the broker knows nothing of the producer."""
         if one.code in (0, DUPLICATE_SEQUENCE):
-            left.pop(part, None)
-        elif one.code in STRANGERS and self._renewals < RENEWALS_MAX:
-            # As new: what was on its way may be there twice.
-            self._renewals += 1
-            self._producer = None
-            self._sequences.clear()
-            for other, batch in list(left.items()):
-                left[other] = self._numbered(other, batch)
-        else:
-            self._kafka.forget(one.topic)
-            raise refused(one.code, f"a batch for {one.topic}/{one.partition}")
+            left.pop((one.topic, one.partition), None)
+            return True
+        if one.code in STRANGERS and self._renewals < RENEWALS_MAX:
+            return False
+        self._kafka.forget(one.topic)
+        raise refused(one.code, f"a batch for {one.topic}/{one.partition}")
+
+    def _renew(self, left: dict[Part, bytes]) -> None:
+        """Go on as a new producer: what was on its way may be there twice."""
+        self._renewals += 1
+        self._producer = None
+        self._sequences.clear()
+        for part, batch in list(left.items()):
+            left[part] = self._numbered(part, batch)
 
     def _by_leader(self, left: Mapping[Part, bytes]) -> list[tuple[Connection, list[Part]]]:
         found: dict[int, tuple[Connection, list[Part]]] = {}
