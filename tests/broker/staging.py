@@ -70,9 +70,9 @@ def stage(house: House, *entries: StagedEntry, **who: Any) -> str:
 
 
 def commit_soon(
-    house: House, parts: Iterable[str], *, writer: str = "w", batch: int = 0, owner: str = ""
+    house: House, parts: Iterable[str], *, writer: str = "w", batch: int = 0, **more: Any
 ) -> Pending[Committed | Running]:
-    return house.broker.staged_writes.commit(writer, batch, list(parts), owner)
+    return house.broker.staged_writes.commit(writer, batch, list(parts), **more)
 
 
 def commit(house: House, parts: Iterable[str], **who: Any) -> Committed:

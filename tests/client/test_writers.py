@@ -67,6 +67,17 @@ def test_another_owner_does_not_pass_for_the_first(broker: BrokerProcess) -> Non
         assert last.owner == "one"
 
 
+def test_a_final_batch_can_be_committed_again(broker: BrokerProcess) -> None:
+    with Client(broker.url("")) as client:
+        client.topics.create("t", partitions=1)
+        part = client.writers.stage("w", 0, 0, 0, body("a")).part
+        assert not client.writers.commit("w", 0, [part], forget=True).already
+        assert client.writers.commit("w", 0, [part], forget=True).already
+        last = client.writers.get("w").last
+        assert last is not None
+        assert last.final
+
+
 def test_batches_are_aborted_and_writers_forgotten(broker: BrokerProcess) -> None:
     with Client(broker.url("")) as client:
         client.topics.create("t", partitions=1)

@@ -87,6 +87,15 @@ def test_a_batch_of_another_owner_is_not_taken_for_the_same(v1: V1) -> None:
     assert v1.values(topic) == ["a"]
 
 
+def test_a_writer_may_say_that_a_batch_is_its_final_one(v1: V1) -> None:
+    topic, writer = v1.topic(), fresh("writer")
+    part = stage(v1, writer, entry(topic, "a"))
+    assert commit(v1, writer, [part], forget=False)["already"] is False
+    assert v1.good("GET", f"/writers/{writer}")["last"]["final"] is False
+    assert commit(v1, writer, [part], forget=True)["already"] is True
+    assert v1.good("GET", f"/writers/{writer}")["last"]["final"] is True
+
+
 def test_records_may_be_for_later(v1: V1) -> None:
     topic, writer = v1.topic(), fresh("writer")
     due_ms = int(time.time() * 1000) + 300

@@ -5,14 +5,19 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
+from broker_process import BrokerProcess
+from millstream.client import Client
+from millstream.client.blocking import BlockingWriters
 from millstream.errors import ColumnInvalid, OptionInvalid, SaveModeInvalid
 from millstream.spark import sink
 from millstream.spark.datasource import remembered_by_tables
 from millstream.spark.kafka_client import Kafka
 from millstream.spark.options import BROKER_ROWS, read_options, read_place
+from millstream.spark.staging import MillstreamBroker, TaskPlace, stage_rows
 
 SCHEMA = StructType().add("value", "string")
 OTHER = {"servers": "other:9092", "topic": "orders"}
@@ -127,6 +132,26 @@ def test_a_topic_is_never_overwritten() -> None:
     for make in (sink.batch_writer, sink.stream_writer):
         with pytest.raises(SaveModeInvalid, match="append"):
             make({"topic": "orders"}, SCHEMA, True)
+
+
+def test_only_a_write_without_a_name_is_its_writers_final_one(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that dies between the commit and what it does after that."""
+    monkeypatch.setattr(BlockingWriters, "forget", lambda *_: None)
+    mine = {"server": broker.url(""), "topic": "finals"}
+    row = pa.RecordBatch.from_arrays([pa.array([b"v"])], names=["value"])
+    with Client(broker.url("")) as client:
+        for given, is_final in (({}, True), ({"writer": "named", "batch": "0"}, False)):
+            made = sink.batch_writer(mine | given, SCHEMA, False)
+            place = TaskPlace(made.writer, made.batch, 0, 0)
+            done = stage_rows(
+                [row], made.target.options, place, MillstreamBroker(client), sink.wall_ms
+            )
+            made.commit([sink.Written(done)])
+            last = client.writers.get(made.writer).last
+            assert last is not None
+            assert (last.final, last.records) == (is_final, 1)
 
 
 def test_a_batch_write_has_a_name_of_its_own_or_the_given_one() -> None:

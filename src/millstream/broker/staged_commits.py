@@ -13,10 +13,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import structlog
 
 from millstream.broker.staged_log import log_failure
-from millstream.broker.staged_values import FORGOTTEN_AT_ONCE, Committing, Last, Progress
+from millstream.broker.staged_values import (
+    FINALS_MAX,
+    FORGOTTEN_AT_ONCE,
+    Committing,
+    Last,
+    Progress,
+)
 from millstream.broker.staged_view import committing_change, last_change, progress_change
 from millstream.broker.turnstile import Turnstile
 from millstream.engine.pending import Pending, follow
@@ -136,6 +143,14 @@ class Commits:
         one = self.running.get(part.writer)
         return one is not None and one.committing.batch == part.batch
 
+    def idle_finals(self) -> list[str]:
+        """Writers that will not write again, the oldest first."""
+        return [
+            name
+            for name in self._view.finals
+            if name not in self.running and self._view.writers[name].committing is None
+        ]
+
     # ---- the start and the end
 
     def start(self) -> None:
@@ -251,9 +266,12 @@ class Commits:
     def _last(self, one: Running, progress: Progress) -> list[Change]:
         """What the last step says of the writer."""
         now_ms = self._around.clock.wall_ms()
-        batch, owner = one.committing.batch, one.committing.owner
-        last = Last(batch, progress.records, progress.skipped, now_ms, owner)
+        batch, _, _, owner, is_final = msgspec.structs.astuple(one.committing)
+        last = Last(batch, progress.records, progress.skipped, now_ms, owner, is_final)
         changes = [last_change(one.writer, last)]
+        if is_final:
+            too_many = max(0, len(self._view.finals) + 1 - FINALS_MAX)
+            changes += [last_change(name, None) for name in self.idle_finals()[:too_many]]
         if one.is_stored:
             changes.append(committing_change(one.writer, None))
             changes.append(progress_change(one.writer, None))

@@ -44,6 +44,10 @@ SETTINGS = PartitionSettings(
 # what is forgotten with the last step.
 ENTRY_BYTES_MAX = 48 * 1024 * 1024
 FORGOTTEN_AT_ONCE = 10_000
+# So long a writer is known after its final batch: longer than anybody repeats that commit, whose
+# answer may have been lost. And so many of these; each is a few hundred bytes of memory.
+FINAL_KEPT_MS = 60 * 60 * 1000
+FINALS_MAX = 10_000
 # Numbers of batches are 63 bits.
 BATCH_MAX = 2**63 - 1
 
@@ -116,6 +120,8 @@ class Last(msgspec.Struct, frozen=True, array_like=True):
     committed_ms: int
     # For whom; empty when nobody said so.
     owner: str = ""
+    # Whether the writer will not write again, and is forgotten after a while.
+    is_final: bool = False
 
 
 class Committing(msgspec.Struct, frozen=True, array_like=True):
@@ -125,6 +131,7 @@ class Committing(msgspec.Struct, frozen=True, array_like=True):
     parts: list[str]
     started_ms: int
     owner: str = ""
+    is_final: bool = False
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):

@@ -52,7 +52,7 @@ class Writer:
 
 
 class WritersView:
-    __slots__ = ("_stored", "bytes", "firsts", "parts", "writers")
+    __slots__ = ("_stored", "bytes", "finals", "firsts", "parts", "writers")
 
     name = "writers"
     partition = PartitionId("__writers", 0)
@@ -60,6 +60,8 @@ class WritersView:
     def __init__(self) -> None:
         self._stored: dict[bytes, bytes] = {}
         self.writers: dict[str, Writer] = {}
+        # Those that will not write again, and when they committed.
+        self.finals: dict[str, int] = {}
         # By id, in the order in which they were staged.
         self.parts: dict[str, Part] = {}
         # Where each begins in `__staged`.
@@ -84,7 +86,10 @@ class WritersView:
                     continue
                 writer = self.writers[name] = Writer(name)
             if kind == LAST:
-                writer.last = None if value is None else _decode_last(value)
+                last = writer.last = None if value is None else _decode_last(value)
+                self.finals.pop(name, None)
+                if last is not None and last.is_final:
+                    self.finals[name] = last.committed_ms
             elif kind == COMMITTING:
                 writer.committing = None if value is None else _decode_committing(value)
             elif kind == PROGRESS:

@@ -16,11 +16,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from millstream.broker.staged_commits import CommitCounts, Commits, Committed, Parties, Running
 from millstream.broker.staged_entries import Ready, make_ready
 from millstream.broker.staged_log import StagedLog, log_failure
 from millstream.broker.staged_steps import Copying
 from millstream.broker.staged_values import (
+    FINAL_KEPT_MS,
     Committing,
     Last,
     Part,
@@ -100,6 +103,7 @@ class WriterFacts(NamedTuple):
     last_records: int | None
     last_skipped: dict[str, int]
     last_owner: str | None
+    is_last_final: bool
     committed_ms: int | None
     # The batch that is being committed; how many of its steps' batches are copied, of how many.
     committing: int | None
@@ -285,7 +289,8 @@ class StagedWrites:
 
     def _require_writer(self, name: str) -> None:
         writers = self._view.writers
-        if name not in writers and len(writers) >= self._options.writers_max:
+        known = len(writers) - len(self._view.finals)
+        if name not in writers and known >= self._options.writers_max:
             raise TooManyWriters(
                 f"there are {self._options.writers_max} writers, and no more are allowed; forget "
                 "those that will not write again, or raise writers_max",
@@ -295,15 +300,24 @@ class StagedWrites:
     # ---- committing
 
     def commit(
-        self, name: str, batch: int, parts: Sequence[str], owner: str = ""
+        self,
+        name: str,
+        batch: int,
+        parts: Sequence[str],
+        owner: str = "",
+        *,
+        is_final: bool = False,
     ) -> Pending[Committed | Running]:
         """Let the batch appear. It is over, or runs: then its `outcome` says what became of it,
-        and it ends also when nobody waits."""
-        return follow(self._commit(name, batch, parts, owner))
+        and it ends also when nobody waits. After a final one the writer is forgotten, late enough
+        that the commit can be repeated."""
+        wanted = Committing(batch, list(parts), self._around.clock.wall_ms(), owner, is_final)
+        return follow(self._commit(name, wanted))
 
     def _commit(
-        self, name: str, batch: int, parts: Sequence[str], owner: str
+        self, name: str, wanted: Committing
     ) -> Generator[Pending[Any], Any, Committed | Running]:
+        batch, parts, owner = wanted.batch, wanted.parts, wanted.owner
         check_writer(name)
         check_owner(owner)
         writer = self._view.writers.get(name)
@@ -312,6 +326,9 @@ class StagedWrites:
             yield self._around.views.settled(self._view)
             _require_owner(name, last, batch, owner)
             self.counts.repeated += 1
+            if wanted.is_final and not last.is_final and writer.last is last:
+                final = msgspec.structs.replace(last, is_final=True)
+                yield self._around.views.change(self._view, [last_change(name, final)])
             if batch == last.batch:
                 return Committed(batch, last.records, last.skipped, already=True)
             return Committed(batch, None, {}, already=True)
@@ -321,8 +338,7 @@ class StagedWrites:
             return one
         self._require_writer(name)
         self._check_parts(name, batch, parts)
-        now_ms = self._around.clock.wall_ms()
-        return self._commits.begin(name, Committing(batch, list(parts), now_ms, owner))
+        return self._commits.begin(name, wanted)
 
     def _running(self, name: str) -> Running | None:
         one = self._commits.running.get(name)
@@ -487,7 +503,18 @@ class StagedWrites:
         ]
         self.counts.expired += len(ids)
         yield from self._forget_parts(ids)
+        yield from self._forget_finals()
         yield from self._log.cut(self._commits.is_busy)
+
+    def _forget_finals(self) -> Generator[Pending[Any], Any, None]:
+        horizon_ms = self._around.clock.wall_ms() - FINAL_KEPT_MS
+        finals = self._view.finals
+        names = [name for name in self._commits.idle_finals() if finals[name] <= horizon_ms]
+        for first in range(0, len(names), CHANGES_MAX):
+            some = names[first : first + CHANGES_MAX]
+            changes = [last_change(name, None) for name in some if name in finals]
+            if changes:
+                yield self._around.views.change(self._view, changes)
 
     # ---- looking
 
@@ -521,6 +548,7 @@ class StagedWrites:
             None if last is None else last.records,
             {} if last is None else last.skipped,
             None if last is None else last.owner or None,
+            last is not None and last.is_final,
             None if last is None else last.committed_ms,
             None if one is None else one.committing.batch,
             0 if one is None else one.progress.at,

@@ -47,6 +47,7 @@ class LastBatch(msgspec.Struct):
     committed_ms: int
     skipped: dict[str, int] = {}
     owner: str | None = None  # None when nobody said for whom it was
+    final: bool = False  # the writer will be forgotten
 
 
 class CommitProgress(msgspec.Struct):
@@ -101,12 +102,20 @@ class Writers:
         return msgspec.json.decode(reply.body, type=Staged)
 
     async def commit(
-        self, writer: str, batch: int, parts: Sequence[str], *, owner: str | None = None
+        self,
+        writer: str,
+        batch: int,
+        parts: Sequence[str],
+        *,
+        owner: str | None = None,
+        forget: bool = False,
     ) -> Committed:
         """Let a batch appear, and wait until it is in its topics. Repeating it does no harm.
 
-        With an owner, WriterAhead when another owner has committed this batch or a later one."""
-        body = encode_json({"parts": list(parts), "wait": f"{_HOLD_S}s"} | _owned(owner))
+        With an owner, WriterAhead when another owner has committed this batch or a later one. With
+        `forget` it is the writer's final one, and the broker forgets the writer an hour later."""
+        asked = {"parts": list(parts), "wait": f"{_HOLD_S}s"} | _owned(owner)
+        body = encode_json(asked | ({"forget": True} if forget else {}))
         path = f"{_batch_path(writer, batch)}/commit"
         while True:
             reply = await self._transport.ask(

@@ -194,9 +194,10 @@ class BatchSink(DataSourceArrowWriter):
         done = _done(messages)
         if self.target.url is None or not done:
             return
-        commit_staged(self.target.url, self.target.options, done)
-        if self.target.options.writer is None:
-            # Nobody will come by this name again.
+        is_final = self.target.options.writer is None
+        commit_staged(self.target.url, self.target.options, done, is_final=is_final)
+        if is_final:
+            # Nobody will come by this name again. The broker forgets it too, only later.
             with suppress(MillstreamError), _client(self.target) as client:
                 client.writers.forget(self.writer)
 
@@ -293,7 +294,9 @@ def wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def commit_staged(url: str, options: SinkOptions, done: list[TaskDone]) -> bool:
+def commit_staged(
+    url: str, options: SinkOptions, done: list[TaskDone], *, is_final: bool = False
+) -> bool:
     """Whether it was committed before. All tasks are of one writer and one batch."""
     writer, batch, owner = done[0].writer, done[0].batch, done[0].owner
     parts = [part for one in done for part in one.parts]
@@ -302,7 +305,7 @@ def commit_staged(url: str, options: SinkOptions, done: list[TaskDone]) -> bool:
     if NO_PART in parts:
         return True
     with client_of(url, options.place, options.patience_s) as client:
-        committed = client.writers.commit(writer, batch, parts, owner=owner)
+        committed = client.writers.commit(writer, batch, parts, owner=owner, forget=is_final)
     if committed.skipped:
         logger.warning("batch %s of %s left records out: %s", batch, writer, committed.skipped)
     return bool(committed.already)

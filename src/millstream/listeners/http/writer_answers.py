@@ -44,6 +44,7 @@ class Committing(msgspec.Struct, forbid_unknown_fields=True):
     parts: list[str]
     wait: str | int | None = None
     owner: str = ""
+    forget: bool = False
 
 
 _committing = msgspec.json.Decoder(Committing)
@@ -82,7 +83,9 @@ class WriterAnswers:
         Parameters(call.query, ())
         said = read_body(_committing, call.body, '{"parts": [handle, …], "wait": "20s"}')
         wait_s = _wait_ms(said.wait) / 1000
-        committing = self._writes.commit(writer, _batch(batch), said.parts, said.owner)
+        committing = self._writes.commit(
+            writer, _batch(batch), said.parts, said.owner, is_final=said.forget
+        )
 
         def steps() -> Generator[Pending[Any], Any, Answer]:
             one: Committed | Running = yield committing
@@ -173,6 +176,7 @@ def _writer_page(facts: WriterFacts) -> dict[str, object]:
             "records": facts.last_records,
             "skipped": facts.last_skipped,
             "owner": facts.last_owner,
+            "final": facts.is_last_final,
             "committed_ms": facts.committed_ms,
         }
     if facts.committing is not None:

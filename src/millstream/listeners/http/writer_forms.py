@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millstream import errors
 from millstream.broker.staged_steps import SKIP_REASONS
-from millstream.broker.staged_values import BATCH_MAX
+from millstream.broker.staged_values import BATCH_MAX, FINAL_KEPT_MS
 from millstream.listeners.http.bodies import LISTED_MAX
 from millstream.listeners.http.route import (
     JSON_MEDIA,
@@ -40,6 +40,11 @@ _WRITER = text(pattern=f"^{WRITER_NAME}$")
 _OWNER_WHAT = (
     "Whose batch it is, such as the id of a query: what somebody else has committed under its "
     "number is not taken for it."
+)
+_FORGET_WHAT = (
+    "Whether this is the writer's final batch. The writer is forgotten "
+    f"{FINAL_KEPT_MS // 60_000} minutes later, so that this commit can be repeated until then, and "
+    "does not count among `writers_max` meanwhile."
 )
 _BATCH = whole(0, BATCH_MAX)
 _WRITER_IN_PATH = Parameter("writer", _WRITER, "The writer's name.", "path")
@@ -145,7 +150,11 @@ COMMIT = Form(
             said(
                 "Commit",
                 {"parts": array(text())},
-                {"wait": nullable(_WAIT), "owner": _WRITER | {"description": _OWNER_WHAT}},
+                {
+                    "wait": nullable(_WAIT),
+                    "owner": _WRITER | {"description": _OWNER_WHAT},
+                    "forget": BOOLEAN | {"description": _FORGET_WHAT},
+                },
             )
         ),
     ),
@@ -192,6 +201,7 @@ _WRITER_SHOWN = shown(
             records=whole(),
             skipped=_SKIPPED,
             owner=nullable(_WRITER),
+            final=BOOLEAN | {"description": "The writer will be forgotten."},
             committed_ms=TIME,
         )
     ),
