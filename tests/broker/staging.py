@@ -58,7 +58,7 @@ def stage_soon(
     writer: str = "w",
     batch: int = 0,
     task: int = 0,
-    owner: str = "",
+    owner: str | None = None,
 ) -> Pending[Staged]:
     attempt = Attempt(writer, batch, task, 0, owner)
     return house.broker.staged_writes.stage(attempt, join_entries(entries))

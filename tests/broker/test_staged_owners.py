@@ -97,11 +97,11 @@ def test_what_was_stored_before_there_were_owners_is_read() -> None:
     old_committing = msgspec.json.encode([5, ["x"], 1_700_000_000_000])
     view.apply([(b"ww", old_last), (b"cw", old_committing)])
     writer = view.writers["w"]
-    assert writer.last == Last(4, 7, {}, 1_700_000_000_000, "", False)
-    assert writer.committing == Committing(5, ["x"], 1_700_000_000_000, "", False)
+    assert writer.last == Last(4, 7, {}, 1_700_000_000_000, None, False)
+    assert writer.committing == Committing(5, ["x"], 1_700_000_000_000, None, False)
 
 
-@pytest.mark.parametrize("owner", ["a b", "ü", "x" * 250])
+@pytest.mark.parametrize("owner", ["", "a b", "ü", "x" * 250])
 def test_an_owner_has_a_plain_name(house: House, owner: str) -> None:
     assert isinstance(house.failed(stage_soon(house, entry(b"a"), owner=owner)), ParameterInvalid)
     assert isinstance(house.failed(commit_soon(house, [], owner=owner)), ParameterInvalid)

@@ -118,8 +118,8 @@ class Last(msgspec.Struct, frozen=True, array_like=True):
     # Records that were not copied, by why.
     skipped: dict[str, int]
     committed_ms: int
-    # For whom; empty when nobody said so.
-    owner: str = ""
+    # For whom; None when nobody said so.
+    owner: str | None = None
     # Whether the writer will not write again, and is forgotten after a while.
     is_final: bool = False
 
@@ -130,7 +130,7 @@ class Committing(msgspec.Struct, frozen=True, array_like=True):
     batch: int
     parts: list[str]
     started_ms: int
-    owner: str = ""
+    owner: str | None = None
     is_final: bool = False
 
 
@@ -170,8 +170,8 @@ def check_writer(name: str) -> None:
         )
 
 
-def check_owner(owner: str) -> None:
-    if owner and _WRITER.fullmatch(owner) is None:
+def check_owner(owner: str | None) -> None:
+    if owner is not None and _WRITER.fullmatch(owner) is None:
         raise ParameterInvalid(
             "owner is 1 to 249 letters, digits, dots, underscores and hyphens", parameter="owner"
         )

@@ -84,7 +84,7 @@ class Attempt(NamedTuple):
     task: int
     attempt: int
     # What tells one that begins again under a writer's name from one that goes on.
-    owner: str = ""
+    owner: str | None = None
 
 
 class Staged(NamedTuple):
@@ -304,7 +304,7 @@ class StagedWrites:
         name: str,
         batch: int,
         parts: Sequence[str],
-        owner: str = "",
+        owner: str | None = None,
         *,
         is_final: bool = False,
     ) -> Pending[Committed | Running]:
@@ -348,9 +348,11 @@ class StagedWrites:
             return self._commits.resume(writer, writer.committing)
         return one
 
-    def _require_same(self, one: Running, batch: int, parts: Sequence[str], owner: str) -> None:
+    def _require_same(
+        self, one: Running, batch: int, parts: Sequence[str], owner: str | None
+    ) -> None:
         committing = one.committing
-        is_other = owner and committing.owner and owner != committing.owner
+        is_other = None not in (owner, committing.owner) and owner != committing.owner
         if committing.batch == batch and set(committing.parts) == set(parts) and not is_other:
             return
         what = "with other parts" if committing.batch == batch else "first"
@@ -547,7 +549,7 @@ class StagedWrites:
             None if last is None else last.batch,
             None if last is None else last.records,
             {} if last is None else last.skipped,
-            None if last is None else last.owner or None,
+            None if last is None else last.owner,
             last is not None and last.is_final,
             None if last is None else last.committed_ms,
             None if one is None else one.committing.batch,
@@ -572,10 +574,10 @@ class StagedWrites:
         )
 
 
-def _require_owner(name: str, last: Last, batch: int, owner: str) -> None:
+def _require_owner(name: str, last: Last, batch: int, owner: str | None) -> None:
     """A batch that another owner has committed is not this one's. Otherwise what is new would pass
     for what is there. Who does not say, is believed; so is who comes after one that did not."""
-    if owner and last.owner and owner != last.owner:
+    if None not in (owner, last.owner) and owner != last.owner:
         raise WriterAhead(
             f"the writer {name} has committed batch {last.batch} for the owner {last.owner}, and "
             f"batch {batch} of {owner} is not after it. Of a query of Spark, the checkpoint is "

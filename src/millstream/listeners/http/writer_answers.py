@@ -43,7 +43,7 @@ STAGE_PARAMETERS = frozenset(("task", "attempt", "owner"))
 class Committing(msgspec.Struct, forbid_unknown_fields=True):
     parts: list[str]
     wait: str | int | None = None
-    owner: str = ""
+    owner: str | None = None
     forget: bool = False
 
 
@@ -64,7 +64,7 @@ class WriterAnswers:
             _batch(batch),
             parameters.whole("task", 0, 0, TASK_MAX),
             parameters.whole("attempt", 0, 0, ATTEMPT_MAX),
-            parameters.text("owner", ""),
+            parameters.text("owner", None),
         )
         body = call.body
         if is_too_large(body):

@@ -148,11 +148,11 @@ COMMIT = Form(
     (
         Body(
             said(
-                "Commit",
+                "StagedCommit",
                 {"parts": array(text())},
                 {
                     "wait": nullable(_WAIT),
-                    "owner": _WRITER | {"description": _OWNER_WHAT},
+                    "owner": nullable(_WRITER) | {"description": _OWNER_WHAT},
                     "forget": BOOLEAN | {"description": _FORGET_WHAT},
                 },
             )
