@@ -65,7 +65,9 @@ def kafka_or_why(bench: Bench, stack: ExitStack, *, mode: str, partitions: int) 
         return "", "no Apache Kafka: set KAFKA_HOME, or run `make kafka-peer`"
     if shutil.which("java") is None:
         return "", "java is missing: apt-get install default-jre-headless"
-    return stack.enter_context(_kafka(bench.scratch, library, mode, partitions)), ""
+    return stack.enter_context(
+        running(bench.scratch, library, mode=mode, partitions=partitions)
+    ), ""
 
 
 def jars() -> str | None:
@@ -77,7 +79,7 @@ def jars() -> str | None:
 
 
 @contextmanager
-def _kafka(scratch: Path, jars: str, mode: str, partitions: int) -> Iterator[str]:
+def running(scratch: Path, jars: str, *, mode: str, partitions: int) -> Iterator[str]:
     folder = scratch / f"kafka-{time.monotonic_ns()}"
     folder.mkdir()
     port, controller = free_port(), free_port()
