@@ -1,16 +1,20 @@
 """Values as bytes, as text, or as the fields that a schema names.
 
 JSON goes through Arrow's own reader, a chunk at a time, and only a chunk in which something does
-not fit is read again value by value. A field that is missing is null, and one that nobody named is
-left out, so producers may add and drop fields. A value that is no object, or has a field of
-another type, is what the mode says: `permissive` keeps the fields that fit and puts the whole text
-into `_corrupt_record`; `failfast` ends the query.
+not fit is read again value by value. Both ways take the same for a field of a type, so a value
+means the same whatever comes beside it; where only Arrow can read a value, it reads that one alone.
+A field that is missing is null, and one that nobody named is left out, so producers may add and
+drop fields. A value that is no object, or has a field of another type, is what the mode says:
+`permissive` keeps the fields that fit and puts the whole text into `_corrupt_record`; `failfast`
+ends the query.
 """
 
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -25,6 +29,13 @@ CORRUPT = "_corrupt_record"
 # Of a value that does not fit, so much is said back.
 SHOWN_BYTES = 200
 _OPEN, _CLOSE = b"{", b"}"
+
+# Numbers keep their digits: decimals need them all, and so does a number that is read as text.
+_DECODER = msgspec.json.Decoder(float_hook=Decimal)
+_ENCODER = msgspec.json.Encoder(decimal_format="number")
+# What may come of a text that is no JSON, or is JSON that nobody writes: a million brackets, a
+# number with a million digits.
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ArithmeticError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +75,21 @@ class Values:
         quick = self._quick(column)
         if quick is not None:
             return {"value": quick, CORRUPT: pa.nulls(len(column), pa.string())}
-        values, corrupt = [], []
+        values: list[object] = []
+        corrupt: list[str | None] = []
+        alone: dict[int, Any] = {}
         for row, raw in enumerate(column.to_pylist()):
             value, why = (None, None) if raw is None else self._object(raw)
+            if why is not None and value is None and raw.startswith(_OPEN):
+                single = self._quick(column.slice(row, 1))
+                if single is not None:
+                    alone[row], why = single, None
             if why is not None and self.is_failing_fast:
                 raise self._invalid(offsets[row].as_py(), raw, why)
             values.append(value)
             corrupt.append(None if why is None else _text(raw))
-        return {"value": pa.array(values, self.kind), CORRUPT: pa.array(corrupt, pa.string())}
+        made = _with(pa.array(values, self.kind), alone)
+        return {"value": made, CORRUPT: pa.array(corrupt, pa.string())}
 
     def _quick(self, column: Any) -> Any:
         """None unless every value is one object of the schema.
@@ -88,36 +106,41 @@ class Values:
             return None
         if pc.any(pc.match_substring(present, b"\n")).as_py():
             return None
-        lines = pc.binary_join(
-            pa.ListArray.from_arrays(pa.array([0, len(present)], pa.int32()), present), b"\n"
-        )[0].as_buffer()
         try:
-            table = pj.read_json(
-                io.BytesIO(lines),
-                read_options=pj.ReadOptions(use_threads=False, block_size=len(lines) + 1),
-                parse_options=pj.ParseOptions(
-                    explicit_schema=pa.schema(list(self.kind)),
-                    unexpected_field_behavior="ignore",
-                    newlines_in_values=False,
-                ),
-            )
+            found = self._parsed(present)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
             return None
-        if table.num_rows != len(present):
-            return None
-        names = [one.name for one in self.kind]
-        fields = [table.column(name).combine_chunks() for name in names]
-        found = pa.StructArray.from_arrays(fields, fields=list(self.kind))
-        if len(present) == len(column):
+        if found is None or len(present) == len(column):
             return found
         rows = pc.subtract(pc.cumulative_sum(column.is_valid().cast(pa.int32())), 1)
         return found.take(pc.if_else(column.is_valid(), rows, None))
 
+    def _parsed(self, present: Any) -> Any:
+        """By Arrow's reader; None when there are more objects than values."""
+        # Arrow's reader does not look whether texts are UTF-8.
+        present.cast(pa.string())
+        lines = pc.binary_join(
+            pa.ListArray.from_arrays(pa.array([0, len(present)], pa.int32()), present), b"\n"
+        )[0].as_buffer()
+        table = pj.read_json(
+            io.BytesIO(lines),
+            read_options=pj.ReadOptions(use_threads=False, block_size=len(lines) + 1),
+            parse_options=pj.ParseOptions(
+                explicit_schema=pa.schema([one.with_type(_written(one.type)) for one in self.kind]),
+                unexpected_field_behavior="ignore",
+                newlines_in_values=False,
+            ),
+        )
+        if table.num_rows != len(present):
+            return None
+        fields = [table.column(one.name).combine_chunks().cast(one.type) for one in self.kind]
+        return pa.StructArray.from_arrays(fields, fields=list(self.kind))
+
     def _object(self, raw: bytes) -> tuple[object, str | None]:
         """What of it fits, and why not all of it does."""
         try:
-            page = msgspec.json.decode(raw)
-        except msgspec.DecodeError as error:
+            page = _DECODER.decode(raw)
+        except _UNREADABLE as error:
             return None, f"it is no JSON: {error}"
         if not isinstance(page, dict):
             return None, "it is no JSON object"
@@ -155,6 +178,32 @@ def _is_text(raw: bytes) -> bool:
     return True
 
 
+def _with(values: Any, alone: dict[int, Any]) -> Any:
+    """The values, some of them replaced."""
+    if not alone:
+        return values
+    places = list(range(len(values)))
+    for place, row in enumerate(alone, len(values)):
+        places[row] = place
+    return pa.concat_arrays([values, *alone.values()]).take(pa.array(places))
+
+
+def _written(kind: Any) -> Any:
+    """The type that Arrow's reader is told: it takes days and times of day for numbers, and does
+    not see when a decimal has too many digits."""
+    if pa.types.is_struct(kind):
+        return pa.struct([one.with_type(_written(one.type)) for one in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_written(kind.value_type)))
+    if pa.types.is_decimal(kind):
+        return _wide(kind)
+    return pa.string() if pa.types.is_date(kind) or pa.types.is_time(kind) else kind
+
+
+def _wide(kind: Any) -> Any:
+    return pa.decimal256(76, kind.scale)
+
+
 class _Fitting:
     """One value against its schema; the first misfit is remembered."""
 
@@ -189,27 +238,57 @@ class _Fitting:
 
 
 def _scalar(value: object, kind: Any) -> object:
-    """The value as Arrow's Python side takes it; raises for one of another type."""
+    """The value as Arrow's Python side takes it; raises for one of another type.
+
+    It takes what Arrow's reader takes for the type. A STRING takes more, as Spark's own reader
+    does: what is no text becomes its JSON.
+    """
     if pa.types.is_string(kind):
-        # As Spark's own reader: what is no text becomes its JSON.
-        return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        return value if isinstance(value, str) else _ENCODER.encode(value).decode()
     if pa.types.is_boolean(kind):
         if isinstance(value, bool):
             return value
         raise TypeError
-    if isinstance(value, bool):
-        raise TypeError
     if pa.types.is_integer(kind):
-        if not isinstance(value, int):
+        if not isinstance(value, int) or isinstance(value, bool):
             raise TypeError
         return pa.scalar(value, kind).as_py()
     if pa.types.is_floating(kind):
-        if not isinstance(value, int | float):
-            raise TypeError
-        return float(value)
-    if pa.types.is_binary(kind):
-        raise TypeError
-    # Times, dates and decimals, written as text or, a decimal, as a number.
+        return _floating(value, kind)
     if pa.types.is_decimal(kind):
-        return pa.scalar(str(value)).cast(kind).as_py()
-    return pa.scalar(value, pa.string()).cast(kind).as_py()
+        if isinstance(value, bool) or not isinstance(value, int | Decimal | str):
+            raise TypeError
+        return pa.scalar(str(value)).cast(_wide(kind)).cast(kind).as_py()
+    # The rest is written as text.
+    if not isinstance(value, str):
+        raise TypeError
+    if pa.types.is_binary(kind):
+        return value.encode()
+    if pa.types.is_timestamp(kind):
+        return _instant(value, kind.unit)
+    if pa.types.is_time(kind):
+        return pa.scalar("1970-01-01T" + value).cast(pa.timestamp(kind.unit)).value
+    # A day, as a number: Python's have no year 0.
+    return pa.scalar(value).cast(kind).value
+
+
+def _floating(value: object, kind: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | Decimal):
+        raise TypeError
+    if not pa.types.is_float64(kind):
+        # Rounded once, from the digits.
+        found: float = pa.scalar(str(value)).cast(kind).as_py()
+        return found
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def _instant(text: str, unit: str) -> int:
+    """With a zone or without; without, it is UTC."""
+    try:
+        found: int = pa.scalar(text).cast(pa.timestamp(unit)).value
+    except pa.ArrowInvalid:
+        found = pa.scalar(text).cast(pa.timestamp(unit, "UTC")).value
+    return found
