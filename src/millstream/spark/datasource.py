@@ -282,7 +282,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[str, object]:
         """All before `start` is done: Spark asks for the next batch when the last is written."""
         position = Position.from_json(start)
-        end = self._driver.latest()
+        end = self._driver.latest(position)
         if self._options.group is not None and start != self._committed:
             self._driver.commit(position)
             self._committed = start

@@ -3,7 +3,8 @@ what its tasks are.
 
 Spark asks a stream for its latest offsets about ninety times a second. The broker is asked at most
 twenty times, and less often the longer it takes to answer, so that an idle stream costs it next to
-nothing. What it answers counts only when the topics were the same ones before and after.
+nothing. What it answers counts only when the topics were the same ones before and after, and what
+it does not know counts as deleted only when it does not know it a while later either.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from millstream.errors import (
     TopicUnknown,
 )
 from millstream.spark import fetching
-from millstream.spark.kafka_client import Again, Broken, Kafka, TopicFacts
+from millstream.spark.kafka_client import GONE_S, Again, Broken, Kafka, TopicFacts
 from millstream.spark.manifests import PartFiles, files_of, kafka_addresses
 from millstream.spark.options import BrokerPlace, option_invalid
 from millstream.spark.positions import (
@@ -107,14 +108,16 @@ class Driver:
         options: SourceOptions,
         *,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.options = options
         self.loss = Loss(options.is_failing_on_loss)
         self._clock = clock
+        self._sleep = sleep
         self._kafka: Kafka | None = None
         self._http: BrokerPlace | None = None
         self._has_looked_for_http = False
-        self._latest = Latest(self, clock)
+        self._latest = Latest(self, clock, sleep)
 
     def close(self) -> None:
         if self._kafka is not None:
@@ -126,7 +129,13 @@ class Driver:
         if self._kafka is None:
             place = self.options.place
             servers = place.servers or kafka_addresses(place)
-            self._kafka = Kafka(place, servers, isolation=self.options.isolation)
+            self._kafka = Kafka(
+                place,
+                servers,
+                isolation=self.options.isolation,
+                clock=self._clock,
+                sleep=self._sleep,
+            )
         return self._kafka
 
     @property
@@ -259,6 +268,10 @@ class Driver:
         found = self.kafka.list_offsets(asked)
         gone = [part for part in asked if found.get(part) is None]
         if gone:
+            self._sleep(GONE_S)
+            found |= self.kafka.list_offsets({part: asked[part] for part in gone})
+            gone = [part for part in gone if found.get(part) is None]
+        if gone:
             raise TopicUnknown(
                 f"{show_all(gone)} was deleted while the query began; start it again",
                 topic=gone[0][0],
@@ -267,9 +280,10 @@ class Driver:
 
     # ---- streams
 
-    def latest(self) -> Position:
-        """The ends of all partitions, as fresh as `POLL_S` allows."""
-        return self._latest.get()
+    def latest(self, start: Position) -> Position:
+        """The ends of all partitions, as fresh as `POLL_S` allows. What `start` has and the answer
+        has not was looked for twice."""
+        return self._latest.get(start)
 
     def fix_latest(self) -> None:
         """From now on nothing newer counts."""
@@ -443,15 +457,36 @@ class Driver:
 class Latest:
     """The ends of all partitions, looked up when they are old."""
 
-    def __init__(self, driver: Driver, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, driver: Driver, clock: Callable[[], float], sleep: Callable[[float], None]
+    ) -> None:
         self._driver = driver
         self._clock = clock
+        self._sleep = sleep
         self.position: Position | None = None
         self._is_fixed = False
         self._known: Known | None = None
         self._next_s = self._next_topics_s = 0.0
+        # Looked for twice, and not there.
+        self._gone: set[Part] = set()
 
-    def get(self) -> Position:
+    def get(self, start: Position) -> Position:
+        position = self._fresh()
+        missing = start.offsets.keys() - position.offsets.keys()
+        self._gone &= missing
+        if missing <= self._gone:
+            return position
+        self._sleep(GONE_S)
+        self._learn()
+        again = self._look(self._clock())
+        self._gone = missing - again.offsets.keys()
+        if self._is_fixed:
+            # What was seen at first stays as it was.
+            again = Position({**again.offsets, **position.offsets}, {**again.ids, **position.ids})
+        self.position = again
+        return again
+
+    def _fresh(self) -> Position:
         now = self._clock()
         if self.position is not None and (self._is_fixed or now < self._next_s):
             return self.position
@@ -463,7 +498,7 @@ class Latest:
 
     def fix(self) -> None:
         self._next_s = self._next_topics_s = 0.0
-        self.get()
+        self._fresh()
         self._is_fixed = True
 
     def _look(self, now: float) -> Position:

@@ -24,6 +24,7 @@ from millstream.spark.kafka_client import (
     Broken,
     Connection,
     Kafka,
+    code_name,
     refused,
 )
 from millstream.spark.positions import Part
@@ -71,6 +72,14 @@ class Gone(Exception):
     """There is no such topic or partition any more."""
 
 
+class Throttled(Again):
+    """The broker gave nothing, because a quota is used up, and said for how long."""
+
+    def __init__(self, after_s: float) -> None:
+        super().__init__(f"a quota is used up for {after_s:g} s")
+        self.after_s = after_s
+
+
 class _Answer(NamedTuple):
     code: int
     high_watermark: int
@@ -85,11 +94,13 @@ def read(
     end: int,
     *,
     bytes_max: int,
+    is_gone: Callable[[], bool],
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Found]:
     """Batches with records of [start, end), while the broker comes and goes. The first and the
-    last may have others too. OutOfRange or Gone when that is so, at the offset that was reached."""
+    last may have others too. OutOfRange or Gone when that is so, at the offset that was reached;
+    `is_gone` is asked when the broker does not know the topic, as happens while it starts."""
     position = start
     policy = RetryPolicy(kafka.place.patience_s, PAUSE_S, PAUSE_S_MAX)
     pauses, deadline = policy.pauses(), clock() + policy.timeout_s
@@ -103,12 +114,14 @@ def read(
             if answer.code == Code.KAFKA_STORAGE_ERROR and storage_tries < STORAGE_TRIES:
                 storage_tries += 1
                 raise Again("the broker could not read its disk")
-            _check(answer.code, part)
+            _check(answer.code, part, is_gone)
         except (Broken, Again) as error:
-            stream = None
-            kafka.close()
-            kafka.forget(part[0])
-            pause_s = pauses.next_s()
+            after_s = error.after_s if isinstance(error, Throttled) else None
+            if after_s is None:
+                stream = None
+                kafka.close()
+                kafka.forget(part[0])
+            pause_s = pauses.next_s(after_s)
             if clock() + pause_s >= deadline:
                 raise kafka.unreachable(error) from error
             sleep(pause_s)
@@ -144,13 +157,16 @@ def sample(kafka: Kafka, part: Part, offset: int, bytes_max: int) -> float | Non
     return len(found.data) / span
 
 
-def _check(code: int, part: Part) -> None:
+def _check(code: int, part: Part, is_gone: Callable[[], bool]) -> None:
+    what = f"the records of {part[0]}/{part[1]}"
     if code == Code.OFFSET_OUT_OF_RANGE:
         raise OutOfRange
     if code in (Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID):
-        raise Gone
+        if is_gone():
+            raise Gone
+        raise Again(f"the broker answered {code_name(code)} for {what}")
     if code:
-        raise refused(code, f"the records of {part[0]}/{part[1]}")
+        raise refused(code, what)
 
 
 def _whole(answer: _Answer, position: int) -> Found | None:
@@ -229,18 +245,18 @@ def _requests(version: int, isolation: int, part: Part, bytes_max: int) -> Calla
 
 
 def _read_answer(frame: memoryview, version: int) -> _Answer:
-    """Of the one partition that was asked for."""
+    """Of the one partition that was asked for; Throttled when there is nothing of it."""
     flexible = version >= wire.FLEXIBLE_FROM
     cursor = Cursor(frame, 4, flexible=flexible)
     cursor.skip_tags()
-    cursor.take(4)
+    (throttle_ms,) = cursor.unpack(_INT32)
     if version >= wire.SESSIONS_FROM:
         code = int.from_bytes(cursor.take(2), "big", signed=True)
         cursor.take(4)
         if code:
             return _Answer(code, NO_OFFSET, [], frame[:0])
     if cursor.count(1) == 0:
-        return _Answer(Code.UNKNOWN_TOPIC_OR_PARTITION, NO_OFFSET, [], frame[:0])
+        raise Throttled(max(throttle_ms, 0) / 1000)
     cursor.string()
     cursor.count(1)
     given = cursor.unpack(_GIVEN_5 if version >= 5 else _GIVEN_4)

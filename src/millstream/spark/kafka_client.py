@@ -47,6 +47,9 @@ CONNECT_S = 10.0
 # An answer that takes longer is taken for lost. A fetch waits half a second at most.
 ANSWER_S = 30.0
 PAUSE_S, PAUSE_S_MAX = 0.05, 1.0
+# A broker that has just started may not know its topics yet. One that it does not know is looked
+# for again so much later, before it counts as deleted.
+GONE_S = 2.0
 # Who closes so many new connections without a word, and never spoke, speaks something else.
 MUTE_TRIES = 3
 # The longest answer that is read: fetches ask for less, unless one batch is larger.

@@ -19,7 +19,7 @@ from millstream.errors import DataLost, MillstreamError
 from millstream.log import batch as batches
 from millstream.spark import fetching, segments
 from millstream.spark.fetching import Found
-from millstream.spark.kafka_client import Kafka
+from millstream.spark.kafka_client import GONE_S, Kafka
 from millstream.spark.manifests import PartFiles, files_of
 from millstream.spark.options import BrokerPlace
 from millstream.spark.positions import EARLIEST, LATEST, Part, show
@@ -70,15 +70,23 @@ class Progress:
     first: int
 
 
-def read(reading: Reading, task: Task) -> Iterator[Any]:
+def read(
+    reading: Reading,
+    task: Task,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Any]:
     """The rows as pa.RecordBatches, in the order of their offsets."""
     part, start, end = task.range
     rows = Rows(reading.shape, part)
     progress = Progress(start, start)
     if task.files is not None and (reading.access == "files" or segments.can_see(task.files)):
-        yield from _rows(rows, _from_files(reading, task, task.files, progress), progress, end)
+        found = _from_files(reading, task, task.files, progress, clock=clock, sleep=sleep)
+        yield from _rows(rows, found, progress, end)
     if progress.offset < end:
-        yield from _rows(rows, _from_wire(reading, task, progress), progress, end)
+        found = _from_wire(reading, task, progress, clock=clock, sleep=sleep)
+        yield from _rows(rows, found, progress, end)
 
 
 def _rows(rows: Rows, found: Iterator[Found], progress: Progress, end: int) -> Iterator[Any]:
@@ -168,8 +176,8 @@ def _from_files(
     files: PartFiles,
     progress: Progress,
     *,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
 ) -> Iterator[Found]:
     """As far as the files go. With access=files they must go all the way."""
     deadline = clock() + FILES_S
@@ -225,16 +233,36 @@ def _no_files(files: PartFiles, task: Task, error: segments.Unusable) -> DataLos
 # ---- over the wire
 
 
-def _from_wire(reading: Reading, task: Task, progress: Progress) -> Iterator[Found]:
+def _from_wire(
+    reading: Reading,
+    task: Task,
+    progress: Progress,
+    *,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> Iterator[Found]:
     part, start, end = task.range
-    with Kafka(reading.place, reading.servers, isolation=reading.isolation) as kafka:
-        if not _is_same(kafka, task):
+    with Kafka(
+        reading.place, reading.servers, isolation=reading.isolation, clock=clock, sleep=sleep
+    ) as kafka:
+
+        def is_gone() -> bool:
+            return _is_gone(kafka, task, sleep)
+
+        if is_gone():
             skip_or_fail(reading, task.range, progress, end, "its topic was deleted")
             return
         while progress.offset < end:
             try:
                 for found in fetching.read(
-                    kafka, part, progress.offset, end, bytes_max=reading.fetch_bytes
+                    kafka,
+                    part,
+                    progress.offset,
+                    end,
+                    bytes_max=reading.fetch_bytes,
+                    is_gone=is_gone,
+                    clock=clock,
+                    sleep=sleep,
                 ):
                     progress.offset = found.headers[-1][1].next_offset
                     yield found
@@ -249,19 +277,23 @@ def _from_wire(reading: Reading, task: Task, progress: Progress) -> Iterator[Fou
                     skip_or_fail(reading, task.range, progress, earliest, "retention")
                 elif latest is None or latest < end:
                     skip_or_fail(reading, task.range, progress, end, "the log's end was lost")
-        if not _is_same(kafka, task):
+        if is_gone():
             # What was given out may be of either topic. The task is tried again, and finds out
             # before its first record.
             raise data_lost(part, start, end, "its topic was deleted meanwhile")
 
 
-def _is_same(kafka: Kafka, task: Task) -> bool:
-    """Whether the topic of that name is the one that is meant."""
-    topic = task.range.part[0]
-    facts = kafka.metadata([topic]).topics.get(topic)
-    if facts is None or task.range.part[1] not in facts.leaders:
-        return False
-    return task.topic_id is None or facts.id is None or facts.id == task.topic_id
+def _is_gone(kafka: Kafka, task: Task, sleep: Callable[[float], None]) -> bool:
+    """Whether the topic that is meant is there no more, or another one has its name. One that the
+    broker does not know is looked for twice."""
+    topic, number = task.range.part
+    for pause_s in (GONE_S, None):
+        facts = kafka.metadata([topic]).topics.get(topic)
+        if facts is not None and number in facts.leaders:
+            return task.topic_id is not None and facts.id is not None and facts.id != task.topic_id
+        if pause_s is not None:
+            sleep(pause_s)
+    return True
 
 
 # ---- what is lost

@@ -1,0 +1,195 @@
+"""Other people's brokers: throttled, ignorant for a moment, or behind. Against one that is
+scripted, under a clock that is moved by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
+from kafka.protocol.metadata import MetadataRequest
+
+from millstream.errors import BrokerUnreachable, DataLost
+from millstream.spark.driver import Driver
+from millstream.spark.positions import Position
+from millstream.spark.ranges import Range
+from millstream.spark.rows import ARROW_TYPES, Shape
+from millstream.spark.slices import Reading, Task, read
+from millstream.spark.source_options import read_source_options
+from spark.scripted_kafka import Log, ScriptedKafka, honest, ignorant, throttled
+
+SHAPE = Shape(pa.schema([(name, ARROW_TYPES[name]) for name in ("offset", "value")]))
+PATIENCE_S = 120.0
+
+
+class MovedClock:
+    """Time passes only in sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+        self.slept_s: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.slept_s.append(seconds)
+        self.now_s += seconds
+
+
+@pytest.fixture
+def clock() -> MovedClock:
+    return MovedClock()
+
+
+@pytest.fixture
+def scripted() -> Iterator[ScriptedKafka]:
+    with ScriptedKafka() as made:
+        yield made
+
+
+def driver_of(scripted: ScriptedKafka, clock: MovedClock, **more: str) -> Driver:
+    given = {"servers": scripted.address, "subscribe": "orders"} | {
+        name.replace("__", "."): text for name, text in more.items()
+    }
+    options = read_source_options(given, {}, is_stream=None)
+    return Driver(options, clock=clock, sleep=clock.sleep)
+
+
+def reading_of(driver: Driver, **more: Any) -> Reading:
+    options = driver.options
+    return Reading(
+        place=options.place,
+        servers=driver.servers,
+        shape=SHAPE,
+        access="wire",
+        isolation=options.isolation,
+        fetch_bytes=options.fetch_bytes,
+        is_failing_on_loss=options.is_failing_on_loss,
+    )
+
+
+def rows(scripted: ScriptedKafka, clock: MovedClock, end: int, **more: str) -> list[bytes]:
+    """The values of orders/0, up to an offset."""
+    driver = driver_of(scripted, clock, **more)
+    task = Task(Range(("orders", 0), 0, end), str(scripted.ids["orders"]), None)
+    found = read(reading_of(driver), task, clock=clock, sleep=clock.sleep)
+    return [row["value"] for made in found for row in made.to_pylist()]
+
+
+# ---- quotas
+
+
+@pytest.mark.parametrize("version", [4, 7, 12])
+def test_a_fetch_over_its_quota_is_asked_again_after_the_time_it_was_told(
+    clock: MovedClock, version: int
+) -> None:
+    with ScriptedKafka(fetch_version=version) as scripted:
+        scripted.make("orders", Log().add(b"a", b"b"))
+        scripted.plan(FetchRequest, throttled(3_000), throttled(7_000))
+        assert rows(scripted, clock, 2) == [b"a", b"b"]
+    assert [round(one) for one in clock.slept_s] == [3, 7]
+
+
+def test_a_broker_that_throttles_for_ever_is_named(
+    scripted: ScriptedKafka, clock: MovedClock
+) -> None:
+    scripted.make("orders", Log().add(b"a"))
+    scripted.plan(FetchRequest, *[throttled(10_000)] * 20)
+    with pytest.raises(BrokerUnreachable, match="quota"):
+        rows(scripted, clock, 1)
+    assert sum(clock.slept_s) <= PATIENCE_S
+
+
+# ---- a broker that has just started
+
+
+def test_a_broker_that_knows_no_topic_for_a_moment_has_not_lost_it(
+    scripted: ScriptedKafka, clock: MovedClock
+) -> None:
+    scripted.make("orders", Log().add(b"a", b"b"))
+    scripted.plan(FetchRequest, ignorant, ignorant, ignorant)
+    assert rows(scripted, clock, 2) == [b"a", b"b"]
+    # Nor when it says so at every turn, once.
+    scripted.plan(MetadataRequest, ignorant)
+    assert rows(scripted, clock, 2) == [b"a", b"b"]
+    scripted.plan(FetchRequest, ignorant)
+    scripted.plan(MetadataRequest, honest, honest, ignorant)
+    assert rows(scripted, clock, 2) == [b"a", b"b"]
+
+
+def test_a_topic_that_stays_away_is_gone(scripted: ScriptedKafka, clock: MovedClock) -> None:
+    scripted.make("orders", Log().add(b"a"))
+    scripted.topics.clear()
+    with pytest.raises(DataLost, match="its topic was deleted"):
+        rows(scripted, clock, 1)
+    assert rows(scripted, clock, 1, failOnDataLoss="false") == []
+
+
+def test_a_topic_that_was_made_again_is_seen_at_the_first_look(
+    scripted: ScriptedKafka, clock: MovedClock
+) -> None:
+    scripted.make("orders", Log().add(b"a"))
+    old = str(scripted.ids["orders"])
+    scripted.make("orders", Log().add(b"b"))
+    task = Task(Range(("orders", 0), 0, 1), old, None)
+    with pytest.raises(DataLost):
+        list(read(reading_of(driver_of(scripted, clock)), task, clock=clock, sleep=clock.sleep))
+    assert clock.slept_s == []
+
+
+def test_a_leader_that_never_knows_its_topic_is_waited_for_and_named(
+    scripted: ScriptedKafka, clock: MovedClock
+) -> None:
+    scripted.make("orders", Log().add(b"a"))
+    scripted.plan(FetchRequest, *[ignorant] * 10_000)
+    with pytest.raises(BrokerUnreachable, match="UNKNOWN_TOPIC_OR_PARTITION"):
+        rows(scripted, clock, 1)
+    assert PATIENCE_S - 2 < sum(clock.slept_s) <= PATIENCE_S
+
+
+# ---- the driver of a stream
+
+
+def started(driver: Driver) -> Position:
+    """Where a query is that has read all there is."""
+    return driver.latest(Position())
+
+
+@pytest.mark.parametrize(("api", "times"), [(MetadataRequest, 2), (ListOffsetsRequest, 1)])
+def test_one_look_is_not_enough_to_call_a_topic_deleted(
+    scripted: ScriptedKafka, clock: MovedClock, api: Any, times: int
+) -> None:
+    scripted.make("orders", Log().add(b"a"), Log())
+    driver = driver_of(scripted, clock)
+    start = started(driver)
+    clock.now_s += 10
+    # What is new is asked for once more at once; that is the same look.
+    scripted.plan(api, *[ignorant] * times)
+    assert driver.latest(start) == start
+    assert len(clock.slept_s) == 1
+    # The first look of a query that goes on from its checkpoint.
+    again = driver_of(scripted, clock)
+    scripted.plan(api, *[ignorant] * times)
+    assert again.latest(start) == start
+    # And of one that is to read only what is there now.
+    now = driver_of(scripted, clock)
+    scripted.plan(api, *[ignorant] * times)
+    now.fix_latest()
+    assert now.latest(start) == start
+
+
+def test_two_looks_are_enough_and_no_more_are_paid_for(
+    scripted: ScriptedKafka, clock: MovedClock
+) -> None:
+    scripted.make("orders", Log().add(b"a"))
+    driver = driver_of(scripted, clock)
+    start = started(driver)
+    clock.now_s += 10
+    scripted.topics.clear()
+    assert driver.latest(start).offsets == {}
+    clock.now_s += 10
+    assert driver.latest(start).offsets == {}
+    assert len(clock.slept_s) == 1
