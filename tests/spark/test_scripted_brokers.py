@@ -11,7 +11,7 @@ import pytest
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
 from kafka.protocol.metadata import MetadataRequest
 
-from millstream.errors import BrokerUnreachable, DataLost
+from millstream.errors import BrokerUnreachable, DataLost, OptionInvalid
 from millstream.spark.driver import Driver
 from millstream.spark.positions import Position
 from millstream.spark.ranges import Range
@@ -193,3 +193,59 @@ def test_two_looks_are_enough_and_no_more_are_paid_for(
     clock.now_s += 10
     assert driver.latest(start).offsets == {}
     assert len(clock.slept_s) == 1
+
+
+# ---- ends that cannot be reached
+
+
+def test_an_end_past_the_log_is_told_before_anything_is_read(
+    scripted: ScriptedKafka, clock: MovedClock
+) -> None:
+    scripted.make("orders", Log().add(b"a", b"b"), Log())
+    ends = '{"orders": {"0": 5, "1": 0}}'
+    with pytest.raises(OptionInvalid) as caught:
+        driver_of(scripted, clock, endingOffsets=ends).ending()
+    assert caught.value.fields["option"] == "endingOffsets"
+    assert "orders/0, which can be read up to 2" in caught.value.message
+    lenient = driver_of(scripted, clock, endingOffsets=ends, failOnDataLoss="false")
+    assert lenient.ending().offsets == {("orders", 0): 2, ("orders", 1): 0}
+    assert lenient.loss.offsets == 3
+
+
+def test_records_behind_an_open_transaction_are_waited_for(
+    scripted: ScriptedKafka, clock: MovedClock
+) -> None:
+    log = Log(stable=1).add(b"a").add(b"b").add(b"c")
+    scripted.make("orders", log)
+
+    def ended(answer: Any) -> Any:
+        log.stable = None
+        return answer
+
+    scripted.plan(FetchRequest, *[honest] * 8, ended)
+    assert rows(scripted, clock, 3) == [b"a", b"b", b"c"]
+
+
+def test_a_transaction_that_stays_open_is_named(scripted: ScriptedKafka, clock: MovedClock) -> None:
+    scripted.make("orders", Log(stable=1).add(b"a").add(b"b"))
+
+    def waited(answer: Any) -> Any:
+        clock.now_s += 0.5
+        return answer
+
+    scripted.plan(FetchRequest, *[waited] * 300)
+    with pytest.raises(BrokerUnreachable, match="a transaction is open at offset 1"):
+        rows(scripted, clock, 2)
+    # Who reads what is not committed does not wait for it.
+    uncommitted = {"kafka.isolation.level": "read_uncommitted"}
+    scripted.script.clear()
+    scripted.topics["orders"][0].stable = None
+    assert rows(scripted, clock, 2, **uncommitted) == [b"a", b"b"]
+
+
+def test_what_compaction_took_at_the_end_is_not_waited_for(
+    scripted: ScriptedKafka, clock: MovedClock
+) -> None:
+    scripted.make("orders", Log().add(b"a"))
+    scripted.topics["orders"][0].end = 5
+    assert rows(scripted, clock, 5) == [b"a"]

@@ -33,6 +33,7 @@ from millstream.spark.positions import (
     Limit,
     Part,
     Position,
+    show,
     show_all,
 )
 from millstream.spark.ranges import Range, limited_by_bytes, shared_out, tasks_of
@@ -225,7 +226,7 @@ class Driver:
             return self._by_time(limit.numbers, name, is_start=is_start)
         words = {part: number for part, number in limit.numbers.items() if number < 0}
         found = dict(limit.numbers) | self._all(words)
-        return self._clamped(found, f"{side}Offsets") if is_start else found
+        return self._clamped(found, f"{side}Offsets") if is_start else self._ended(found)
 
     def _by_time(self, asked: Mapping[Part, int], name: str, *, is_start: bool) -> dict[Part, int]:
         found = self.kafka.list_offsets(asked)
@@ -260,6 +261,23 @@ class Driver:
                 self.loss.found(part, high, offset, f"{what} lie past the log's end")
             found[part] = min(max(offset, low), high)
         return found
+
+    def _ended(self, offsets: dict[Part, int]) -> dict[Part, int]:
+        """Ends that a batch can reach."""
+        latest = self._all(dict.fromkeys(offsets, LATEST))
+        for part in sorted(offsets):
+            offset, high = offsets[part], latest[part]
+            if offset <= high:
+                continue
+            if self.loss.is_failing:
+                raise option_invalid(
+                    "endingOffsets",
+                    offset,
+                    f"for {show(part)}, which can be read up to {high}; end there or before, or "
+                    "set failOnDataLoss to false to read what is there",
+                )
+            self.loss.found(part, high, offset, "endingOffsets lie past the log's end")
+        return {part: min(offset, latest[part]) for part, offset in offsets.items()}
 
     def _all(self, asked: Mapping[Part, int]) -> dict[Part, int]:
         """What must have an answer: words for offsets, in partitions that are there."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import NamedTuple
 
-from millstream.errors import BatchInvalid
+from millstream.errors import BatchInvalid, BrokerUnreachable
 from millstream.log import batch as batches
 from millstream.log.batch import Header
 from millstream.spark.kafka_client import (
@@ -83,6 +83,8 @@ class Throttled(Again):
 class _Answer(NamedTuple):
     code: int
     high_watermark: int
+    # Records before are of transactions that have ended.
+    stable_offset: int
     aborted: list[tuple[int, int]]
     records: memoryview
 
@@ -128,11 +130,11 @@ def read(
             continue
         found = _whole(answer, position)
         if found is None:
-            empty_tries = empty_tries + 1 if answer.high_watermark >= end else 0
+            empty_tries = empty_tries + 1 if _reach(answer, kafka) >= end else 0
             if empty_tries == EMPTY_TRIES:
                 return
             if clock() >= deadline:
-                raise kafka.unreachable(Broken(f"nothing came at offset {position}"))
+                raise _silent(answer, kafka, part, position)
             continue
         position = found.headers[-1][1].next_offset
         if position < end:
@@ -167,6 +169,23 @@ def _check(code: int, part: Part, is_gone: Callable[[], bool]) -> None:
         raise Again(f"the broker answered {code_name(code)} for {what}")
     if code:
         raise refused(code, what)
+
+
+def _reach(answer: _Answer, kafka: Kafka) -> int:
+    """Up to where a reader of this isolation is given records."""
+    return answer.stable_offset if kafka.isolation else answer.high_watermark
+
+
+def _silent(answer: _Answer, kafka: Kafka, part: Part, position: int) -> BrokerUnreachable:
+    reach = _reach(answer, kafka)
+    why = f"its log ends at {reach}"
+    if reach < answer.high_watermark:
+        why = f"a transaction is open at offset {reach}"
+    return BrokerUnreachable(
+        f"no record of {part[0]}/{part[1]} came at offset {position} for "
+        f"{kafka.place.patience_s:g} s (the option kafkaConsumer.pollTimeoutMs): {why}",
+        server=", ".join(kafka.servers),
+    )
 
 
 def _whole(answer: _Answer, position: int) -> Found | None:
@@ -254,7 +273,7 @@ def _read_answer(frame: memoryview, version: int) -> _Answer:
         code = int.from_bytes(cursor.take(2), "big", signed=True)
         cursor.take(4)
         if code:
-            return _Answer(code, NO_OFFSET, [], frame[:0])
+            return _Answer(code, NO_OFFSET, NO_OFFSET, [], frame[:0])
     if cursor.count(1) == 0:
         raise Throttled(max(throttle_ms, 0) / 1000)
     cursor.string()
@@ -268,4 +287,9 @@ def _read_answer(frame: memoryview, version: int) -> _Answer:
     if version >= 11:
         cursor.take(4)
     records = cursor.nullable_bytes()
-    return _Answer(given[1], given[2], aborted, frame[:0] if records is None else records)
+    code, high_watermark, stable_offset = given[1:4]
+    if stable_offset == NO_OFFSET:
+        # The broker does not tell.
+        stable_offset = high_watermark
+    data = frame[:0] if records is None else records
+    return _Answer(code, high_watermark, stable_offset, aborted, data)
