@@ -35,7 +35,7 @@ from kafka.protocol.metadata import (
 
 from millstream.log import batch as batches
 
-LATEST, EARLIEST = -1, -2
+LATEST = -1
 UNKNOWN_TOPIC = 3
 _HEAD = Struct(">hhi")
 _SIZE = Struct(">i")
@@ -195,7 +195,8 @@ class ScriptedKafka:
                 offset = -1
                 if is_there:
                     log = logs[one.partition_index]
-                    offset = log.start if one.timestamp == EARLIEST else log.latest
+                    # All its records are newer than any time that is asked for.
+                    offset = log.latest if one.timestamp == LATEST else log.start
                 parts.append(
                     Part(
                         partition_index=one.partition_index,

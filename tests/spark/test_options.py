@@ -137,12 +137,28 @@ WRONG_BATCHES = [
     ({"endingOffsets": '{"t": {"0": -2}}'}, "endingOffsets"),
     ({"startingOffsets": '{"t": {"0": 5}}', "endingOffsets": '{"t": {"0": 4}}'}, "endingOffsets"),
     ({"startingOffsets": '{"t": {"0": 5}}', "endingOffsets": '{"t": {"1": 9}}'}, "endingOffsets"),
+    ({"startingTimestamp": "5", "endingTimestamp": "4"}, "endingTimestamp"),
+    (
+        {"startingTimestamp": "5", "endingOffsetsByTimestamp": '{"t": {"0": 5, "1": 4}}'},
+        "endingOffsetsByTimestamp",
+    ),
+    (
+        {"startingOffsetsByTimestamp": '{"t": {"0": 5, "1": 4}}', "endingTimestamp": "4"},
+        "endingTimestamp",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("given", "name"), WRONG_BATCHES)
 def test_a_batch_does_not_begin_at_its_end(given: dict[str, str], name: str) -> None:
     assert refusal(**given).fields["option"] == name
+
+
+def test_a_batch_may_end_at_its_start() -> None:
+    read(False, startingTimestamp="5", endingTimestamp="5")
+    read(False, startingTimestamp="5", endingOffsetsByTimestamp='{"t": {"0": 5}}')
+    # Which of them is first only the broker can say.
+    read(False, startingOffsets='{"t": {"0": 9}}', endingTimestamp="5")
 
 
 @pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"])

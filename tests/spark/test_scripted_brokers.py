@@ -249,3 +249,58 @@ def test_what_compaction_took_at_the_end_is_not_waited_for(
     scripted.make("orders", Log().add(b"a"))
     scripted.topics["orders"][0].end = 5
     assert rows(scripted, clock, 5) == [b"a"]
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ({"startingOffsets": '{"orders": {"0": 3}}', "endingTimestamp": "0"}, "endingTimestamp"),
+        ({"startingTimestamp": "5", "endingOffsets": '{"orders": {"0": 1}}'}, "endingOffsets"),
+        (
+            {
+                "startingOffsets": "committed",
+                "groupId": "g",
+                "endingOffsetsByTimestamp": '{"orders": {"0": 0}}',
+            },
+            "endingOffsetsByTimestamp",
+        ),
+        ({"endingOffsets": '{"orders": {"0": 1}}'}, "endingOffsets"),
+    ],
+)
+def test_a_batch_that_would_end_before_its_start_is_refused_by_name(
+    scripted: ScriptedKafka, clock: MovedClock, given: dict[str, str], option: str
+) -> None:
+    # Every time is offset 2, where the log begins.
+    scripted.make("orders", Log(start=2).add(b"a", b"b", b"c", b"d"))
+    scripted.committed["g"] = {("orders", 0): 3}
+    driver = driver_of(scripted, clock, **given)
+    start, end = driver.starting(), driver.ending()
+    with pytest.raises(OptionInvalid) as caught:
+        driver.require_order(start, end)
+    assert caught.value.fields["option"] == option
+    assert "end at or after the start" in caught.value.message
+
+
+def test_a_batch_all_of_which_is_gone_is_empty_where_loss_is_allowed(
+    scripted: ScriptedKafka, clock: MovedClock
+) -> None:
+    scripted.make("orders", Log(start=2).add(b"a", b"b", b"c", b"d"))
+    given = {
+        "startingOffsets": '{"orders": {"0": 0}}',
+        "endingOffsets": '{"orders": {"0": 1}}',
+        "failOnDataLoss": "false",
+    }
+    driver = driver_of(scripted, clock, **given)
+    start, end = driver.starting(), driver.ending()
+    driver.require_order(start, end)
+    assert start.offsets == end.offsets
+
+
+def test_a_log_whose_end_was_lost_is_still_that_for_a_stream(
+    scripted: ScriptedKafka, clock: MovedClock
+) -> None:
+    scripted.make("orders", Log().add(b"a"))
+    driver = driver_of(scripted, clock)
+    start = Position({("orders", 0): 7}, {"orders": str(scripted.ids["orders"])})
+    with pytest.raises(DataLost, match=r"offsets 1 to 6 .*\(the log's end was lost"):
+        driver.tasks(start, driver.latest(start))

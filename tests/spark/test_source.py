@@ -187,6 +187,16 @@ def test_a_batch_begins_and_ends_at_times(source: Source, orders: str) -> None:
     ]
 
 
+def test_a_batch_does_not_end_before_its_start_or_past_the_log(source: Source, orders: str) -> None:
+    late = {"startingOffsets": '{"orders": {"0": 9}}', "assign": '{"orders": [0]}'}
+    with pytest.raises(AnalysisException, match="option endingTimestamp is '1700000000005'"):
+        source.offsets(orders, **late, endingTimestamp=T0 + 5)
+    past = {"endingOffsets": '{"orders": {"0": 301}}', "assign": '{"orders": [0]}'}
+    with pytest.raises(AnalysisException, match="option endingOffsets .* read up to 300"):
+        source.offsets(orders, **past)
+    assert len(source.offsets(orders, **past, failOnDataLoss=False)) == 300
+
+
 def test_who_names_offsets_names_every_partition(source: Source, orders: str) -> None:
     with pytest.raises(AnalysisException, match="says nothing of orders/1, orders/2"):
         source.offsets(orders, startingOffsets='{"orders": {"0": 5}}')

@@ -198,6 +198,7 @@ class BatchReader(DataSourceReader):
             archived: list[InputPartition] = []
             if self._options.archive is not None:
                 archived, start = self._archived(driver, start, end)
+            driver.require_order(start, end)
             tasks = driver.tasks(start, end, self._bounds)
             reading = _reading(self._options, self._shape, driver.servers)
             return [*archived, *(Placed(Slice(task), reading) for task in tasks)]

@@ -33,6 +33,7 @@ from millstream.spark.positions import (
     Limit,
     Part,
     Position,
+    name_of,
     show,
     show_all,
 )
@@ -212,6 +213,21 @@ class Driver:
         known = self.known(is_start=True)
         return Position(self._resolved(self.options.ending, known, is_start=False), known.ids)
 
+    def require_order(self, start: Position, end: Position) -> None:
+        """A batch ends where it starts, or later; where it ends by itself, at what there is."""
+        limit = self.options.ending
+        if limit.kind == "latest":
+            return
+        for part in sorted(start.offsets.keys() & end.offsets.keys()):
+            first, until = start.offsets[part], end.offsets[part]
+            if until < first and _is_same_topic(start, end, part[0]):
+                raise option_invalid(
+                    name_of("ending", limit),
+                    limit.timestamp_ms if limit.kind == "timestamp" else limit.numbers[part],
+                    f"for {show(part)}, and the batch would start at offset {first} and end at "
+                    f"{until}; end at or after the start",
+                )
+
     def _resolved(self, limit: Limit, known: Known, *, is_start: bool) -> dict[Part, int]:
         side = "starting" if is_start else "ending"
         if limit.kind in ("earliest", "latest"):
@@ -265,6 +281,10 @@ class Driver:
     def _ended(self, offsets: dict[Part, int]) -> dict[Part, int]:
         """Ends that a batch can reach."""
         latest = self._all(dict.fromkeys(offsets, LATEST))
+        earliest: Mapping[Part, int] = {}
+        if not self.loss.is_failing:
+            # Where all that was asked for is gone, the start was moved past the end.
+            earliest = self._all(dict.fromkeys(offsets, EARLIEST))
         for part in sorted(offsets):
             offset, high = offsets[part], latest[part]
             if offset <= high:
@@ -277,7 +297,10 @@ class Driver:
                     "set failOnDataLoss to false to read what is there",
                 )
             self.loss.found(part, high, offset, "endingOffsets lie past the log's end")
-        return {part: min(offset, latest[part]) for part, offset in offsets.items()}
+        return {
+            part: max(min(offset, latest[part]), earliest.get(part, 0))
+            for part, offset in offsets.items()
+        }
 
     def _all(self, asked: Mapping[Part, int]) -> dict[Part, int]:
         """What must have an answer: words for offsets, in partitions that are there."""

@@ -71,6 +71,9 @@ class Limit:
     numbers: Mapping[Part, int] = field(default_factory=dict)
     timestamp_ms: int = 0
 
+    def time_of(self, part: Part) -> int:
+        return self.numbers[part] if self.kind == "timestamps" else self.timestamp_ms
+
 
 def starting_limit(given: Mapping[str, str], values: Mapping[str, object], default: Kind) -> Limit:
     """Times for all come before times for each, and those before offsets, as in the connector."""
@@ -163,6 +166,8 @@ def check_batch(starting: Limit, ending: Limit) -> None:
         _refuse("endingOffsets", ending, EARLIEST, "a batch cannot end at the start (-2)")
     if starting.kind == ending.kind and starting.kind in ("offsets", "timestamps"):
         _check_same(starting, ending)
+    elif starting.kind in _TIMES and ending.kind in _TIMES:
+        _check_times(starting, ending)
 
 
 def _refuse(name: str, limit: Limit, number: int, why: str) -> None:
@@ -187,6 +192,29 @@ def _check_same(starting: Limit, ending: Limit) -> None:
                 end,
                 f"for {show(part)}, and starting{suffix} is {start}; end at or after the start",
             )
+
+
+_TIMES = ("timestamp", "timestamps")
+_SUFFIXES = {"timestamp": "Timestamp", "timestamps": "OffsetsByTimestamp"}
+
+
+def _check_times(starting: Limit, ending: Limit) -> None:
+    """One of both is a time for all partitions."""
+    for part in starting.numbers.keys() | ending.numbers.keys() or [None]:
+        start = starting.timestamp_ms if part is None else starting.time_of(part)
+        end = ending.timestamp_ms if part is None else ending.time_of(part)
+        if start > end:
+            where = "" if part is None else f"for {show(part)}, "
+            raise option_invalid(
+                name_of("ending", ending),
+                end,
+                f"{where}and {name_of('starting', starting)} is {start}; end at or after the start",
+            )
+
+
+def name_of(side: Literal["starting", "ending"], limit: Limit) -> str:
+    """The option that a limit comes from, or would."""
+    return side + _SUFFIXES.get(limit.kind, "Offsets")
 
 
 def show(part: Part) -> str:
