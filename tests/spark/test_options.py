@@ -15,6 +15,15 @@ from millstream.spark.source_options import SourceOptions, read_source_options
 DOCS = Path(__file__).parent.parent.parent / "docs" / "spark.md"
 
 
+RIGHT_SCHEMAS = [
+    "id BIGINT, total DOUBLE",
+    "id: bigint not null comment 'its (own), <id>', `odd-``name` string",
+    "a array<struct<b: map<string, array<int>>, c decimal(12, 2)>>, d Timestamp_NTZ",
+    "when INTERVAL DAY TO SECOND, name STRING COLLATE UNICODE NOT NULL, at TIME(3)",
+    "comment string, not int, `größe` float, 2nd int",
+]
+
+
 def read(is_stream: bool | None = False, /, **given: str) -> SourceOptions:
     """`__` stands for a dot."""
     named = {name.replace("__", "."): text for name, text in given.items()}
@@ -204,6 +213,36 @@ def test_json_values_are_a_struct_and_what_does_not_fit_beside_it() -> None:
     strict = read(valueFormat="json", valueSchema="STRUCT<id: BIGINT>", valueMode="failfast")
     assert "`value` STRUCT<id: BIGINT>" in strict.schema
     assert "_corrupt_record" not in strict.columns
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ("id BIGIT", "of the field id: there is no type 'BIGIT'; did you mean BIGINT?"),
+        ("id BIGINT, tags ARRAY<STRING", "of the field tags: a '>' is missing before its end"),
+        ("a STRUCT<b: STRUCT<c: INT>, d INT", "of the field a: a '>' is missing before its end"),
+        ("STRUCT<a INT", "a '>' is missing before its end"),
+        ("id BIGINT, id STRING", "the field 'id' is there twice"),
+        ("a STRUCT<b INT, `b` INT>", "of the field a: the field 'b' is there twice"),
+        ("id", "of the field id: a type is missing before its end"),
+        ("id BIGINT,", "a field's name is missing before its end"),
+        ("id BIGINT total DOUBLE", "of the field id: 'total' is too much after a type"),
+        ("id BIGINT>, evil STRUCT<a INT", "'>' is too much"),
+        ("order-id BIGINT", "the name order-… needs backquotes around it"),
+        ("größe INT", "the name grö… needs backquotes around it"),
+        ("total DECIMAL(50, 2)", "of the field total: a DECIMAL has 1 to 38 digits"),
+        ("m MAP<INT, STRING>", "of the field m: the keys of a MAP are STRING in JSON"),
+    ],
+)
+def test_a_wrong_schema_of_values_is_named_with_what_is_wrong(schema: str, why: str) -> None:
+    error = refusal(valueFormat="json", valueSchema=schema)
+    assert error.fields["option"] == "valueSchema"
+    assert f"the option valueSchema is '{schema}', and {why}; write columns" in error.message
+
+
+@pytest.mark.parametrize("schema", RIGHT_SCHEMAS)
+def test_a_schema_that_spark_takes_is_taken(schema: str) -> None:
+    assert read(valueFormat="json", valueSchema=schema).value_schema == schema
 
 
 @pytest.mark.parametrize(

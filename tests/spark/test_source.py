@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import AnalysisException, PythonException
+from pyspark.sql.types import DataType
 
 from broker_process import BrokerProcess
 from millstream.log import batch as batches
 from spark.producing import client_of, fill, kafka_of, make_topic, produce
+from spark.test_options import RIGHT_SCHEMAS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -133,6 +135,20 @@ def test_json_is_typed_columns(source: Source) -> None:
         source.table("json", **options, valueMode="failfast").collect()
 
 
+@pytest.mark.parametrize("schema", RIGHT_SCHEMAS)
+def test_what_is_taken_for_a_schema_of_values_is_one_for_spark(
+    source: Source, orders: str, schema: str
+) -> None:
+    frame = source.table(orders, valueFormat="json", valueSchema=schema)
+    expected = DataType.fromDDL(f"STRUCT<{schema}>")
+    assert frame.schema["value"].dataType.simpleString() == expected.simpleString()
+
+
+def test_a_wrong_schema_of_values_is_named(source: Source, orders: str) -> None:
+    with pytest.raises(AnalysisException, match=r"option valueSchema .* no type 'BIGIT'"):
+        source.table(orders, valueFormat="json", valueSchema="id BIGIT")
+
+
 def test_a_table_of_the_catalog_keeps_its_options(source: Source, orders: str) -> None:
     sql = source.spark.sql
     sql("DROP TABLE IF EXISTS mill_orders")
@@ -192,7 +208,7 @@ def test_a_batch_does_not_end_before_its_start_or_past_the_log(source: Source, o
     with pytest.raises(AnalysisException, match="option endingTimestamp is '1700000000005'"):
         source.offsets(orders, **late, endingTimestamp=T0 + 5)
     past = {"endingOffsets": '{"orders": {"0": 301}}', "assign": '{"orders": [0]}'}
-    with pytest.raises(AnalysisException, match="option endingOffsets .* read up to 300"):
+    with pytest.raises(AnalysisException, match=r"option endingOffsets .* read up to 300"):
         source.offsets(orders, **past)
     assert len(source.offsets(orders, **past, failOnDataLoss=False)) == 300
 

@@ -20,6 +20,7 @@ from millstream.spark.options import (
 from millstream.spark.positions import Limit, Part, check_batch, ending_limit, starting_limit
 from millstream.spark.rows import KAFKA_COLUMNS, SQL_TYPES
 from millstream.spark.typed_values import CORRUPT
+from millstream.spark.value_schema import fields_of
 
 _STRATEGIES = ("assign", "subscribe", "subscribePattern")
 _STREAM_ONLY_ENDS = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
@@ -46,6 +47,7 @@ class SourceOptions:
     # Names of columns in their order.
     columns: tuple[str, ...]
     value_format: str
+    # Fields as SQL writes them.
     value_schema: str | None
     is_failing_fast: bool
     access: str
@@ -64,7 +66,7 @@ class SourceOptions:
         if name == "value" and self.value_format == "text":
             return "STRING"
         if name == "value" and self.value_format == "json":
-            return f"STRUCT<{_as_fields(self.value_schema or '')}>"
+            return f"STRUCT<{self.value_schema}>"
         return SQL_TYPES[name]
 
 
@@ -220,10 +222,13 @@ def _value_schema(values: Mapping[str, Any]) -> str | None:
             "json",
             "and there is no valueSchema; name the fields, such as `id BIGINT, total DOUBLE`",
         )
-    return schema
-
-
-def _as_fields(schema: str) -> str:
-    """`id BIGINT, total DOUBLE` as the fields of a struct: `id: BIGINT, total: DOUBLE`."""
-    inner = re.fullmatch(r"\s*STRUCT\s*<(.*)>\s*", schema, re.IGNORECASE | re.DOTALL)
-    return inner[1] if inner else schema
+    if schema is None:
+        return None
+    try:
+        return fields_of(schema)
+    except ValueError as error:
+        raise option_invalid(
+            "valueSchema",
+            schema,
+            f"and {error}; write columns as in SQL, such as `id BIGINT, total DOUBLE`",
+        ) from None
