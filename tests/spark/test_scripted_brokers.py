@@ -18,25 +18,11 @@ from millstream.spark.ranges import Range
 from millstream.spark.rows import ARROW_TYPES, Shape
 from millstream.spark.slices import Reading, Task, read
 from millstream.spark.source_options import read_source_options
+from spark.moved_clock import MovedClock
 from spark.scripted_kafka import Log, ScriptedKafka, honest, ignorant, throttled
 
 SHAPE = Shape(pa.schema([(name, ARROW_TYPES[name]) for name in ("offset", "value")]))
 PATIENCE_S = 120.0
-
-
-class MovedClock:
-    """Time passes only in sleeps."""
-
-    def __init__(self) -> None:
-        self.now_s = 1_000.0
-        self.slept_s: list[float] = []
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.slept_s.append(seconds)
-        self.now_s += seconds
 
 
 @pytest.fixture

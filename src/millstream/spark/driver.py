@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 from millstream.errors import (
@@ -25,7 +26,7 @@ from millstream.errors import (
 )
 from millstream.spark import fetching
 from millstream.spark.kafka_client import GONE_S, Again, Broken, Kafka, TopicFacts
-from millstream.spark.manifests import PartFiles, files_of, kafka_addresses
+from millstream.spark.manifests import PartFiles, files_of, kafka_addresses, patiently
 from millstream.spark.options import BrokerPlace, option_invalid
 from millstream.spark.positions import (
     EARLIEST,
@@ -130,7 +131,7 @@ class Driver:
     def kafka(self) -> Kafka:
         if self._kafka is None:
             place = self.options.place
-            servers = place.servers or kafka_addresses(place)
+            servers = place.servers or kafka_addresses(place, clock=self._clock, sleep=self._sleep)
             self._kafka = Kafka(
                 place,
                 servers,
@@ -485,12 +486,14 @@ class Driver:
             return {}
         found: dict[Part, PartFiles] = {}
         for topic, numbers in wanted.items():
-            try:
-                by_number = files_of(place, topic, sorted(numbers))
-            except MillstreamError:
-                if access == "files":
-                    raise
-                continue
+            ask = partial(files_of, place, topic, sorted(numbers))
+            if access == "files":
+                by_number = patiently(place, ask, clock=self._clock, sleep=self._sleep)
+            else:
+                try:
+                    by_number = ask()
+                except MillstreamError:
+                    continue
             found |= {(topic, number): files for number, files in by_number.items()}
         return found
 

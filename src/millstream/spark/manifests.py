@@ -1,24 +1,64 @@
 """What a Millstream broker says over HTTP: where its Kafka listener and its data are, and which
-segment files a topic has."""
+segment files a topic has.
+
+One question is one try, and says by `Away` that another may help; who has nothing else to go by
+asks `patiently`.
+"""
 
 from __future__ import annotations
 
 import http.client
 import json
 import ssl
+import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
-from millstream.errors import BrokerUnreachable, MillstreamError
+from millstream.errors import BrokerUnreachable
 from millstream.spark.options import BrokerPlace
 from millstream.wire.refusals import refusal
+from millstream.wire.retry import RetryPolicy
+
+Result = TypeVar("Result")
 
 ANSWER_S = 30.0
+PAUSE_S, PAUSE_S_MAX = 0.05, 1.0
+# What a broker that is too busy says, and what a proxy says for one that is away.
+_LATER = frozenset((429, 502, 503, 504))
 # Of a topic with as many segments as a broker may have.
 ANSWER_BYTES_MAX = 64 * 2**20
+
+
+class Away(BrokerUnreachable):
+    """No broker answers, or it said to come back."""
+
+
+def patiently(
+    place: BrokerPlace,
+    call: Callable[[], Result],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Result:
+    """The call's result, tried again while the broker is away."""
+    pauses = RetryPolicy(place.patience_s, PAUSE_S, PAUSE_S_MAX).pauses()
+    deadline = clock() + place.patience_s
+    while True:
+        try:
+            return call()
+        except Away as error:
+            pause_s = pauses.next_s()
+            if clock() + pause_s >= deadline:
+                raise Away(
+                    f"{error.message}; it was tried for {place.patience_s:g} s (the option "
+                    "kafkaConsumer.pollTimeoutMs)",
+                    server=place.url,
+                ) from error
+            sleep(pause_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +83,15 @@ def cluster_facts(place: BrokerPlace) -> dict[str, Any]:
     return _get(place, "/v1/admin/cluster")
 
 
-def kafka_addresses(place: BrokerPlace) -> tuple[str, ...]:
+def kafka_addresses(
+    place: BrokerPlace,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> tuple[str, ...]:
     """Where the Kafka listeners of the cluster at an HTTP address are."""
-    nodes = cluster_facts(place).get("nodes", [])
+    facts = patiently(place, lambda: cluster_facts(place), clock=clock, sleep=sleep)
+    nodes = facts.get("nodes", [])
     addresses = tuple(str(node["kafka"]) for node in nodes if node.get("kafka"))
     if not addresses:
         raise BrokerUnreachable(
@@ -94,11 +140,20 @@ def _get(place: BrokerPlace, path: str) -> dict[str, Any]:
             page: dict[str, Any] = json.loads(answer.read(ANSWER_BYTES_MAX))
             return page
     except urllib.error.HTTPError as error:
+        if error.code in _LATER:
+            raise _away(place.url, f"it said {error.code}") from error
         raise refusal(place.url, error.code, error.read(ANSWER_BYTES_MAX)) from error
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise _unreachable(place.url, error) from error
+        reason = getattr(error, "reason", None) or error
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            # That does not pass.
+            raise BrokerUnreachable(f"{_nobody(place.url)}: {reason}", server=place.url) from error
+        raise _away(place.url, str(reason)) from error
 
 
-def _unreachable(url: str, error: Exception) -> MillstreamError:
-    reason = getattr(error, "reason", None) or error
-    return BrokerUnreachable(f"no broker answers at {url}: {reason}", server=url)
+def _away(url: str, why: str) -> Away:
+    return Away(f"{_nobody(url)}: {why}", server=url)
+
+
+def _nobody(url: str) -> str:
+    return f"no broker answers at {url}"

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from millstream.errors import DataLost, MillstreamError
@@ -20,7 +21,7 @@ from millstream.log import batch as batches
 from millstream.spark import fetching, segments
 from millstream.spark.fetching import Found
 from millstream.spark.kafka_client import GONE_S, Kafka
-from millstream.spark.manifests import PartFiles, files_of
+from millstream.spark.manifests import Away, PartFiles, files_of, patiently
 from millstream.spark.options import BrokerPlace
 from millstream.spark.positions import EARLIEST, LATEST, Part, show
 from millstream.spark.ranges import Range
@@ -193,7 +194,15 @@ def _from_files(
             progress.offset = max(progress.offset, error.offset)
             if reading.access != "files" and not error.is_missing:
                 return
-            again = _files_again(reading, task)
+            asked_s = clock()
+            try:
+                again = _files_again(reading, task, clock=clock, sleep=sleep)
+            except Away:
+                if reading.access != "files":
+                    return
+                raise
+            # While the broker was away, files could not come.
+            deadline += clock() - asked_s
             is_hopeless = again is None or (again == files and clock() >= deadline)
             if again is None and reading.access != "files":
                 return
@@ -207,13 +216,27 @@ def _from_files(
             sleep(FILES_PAUSE_S)
 
 
-def _files_again(reading: Reading, task: Task) -> PartFiles | None:
-    """What there is by now; None when the broker does not say, or the topic is another."""
+def _files_again(
+    reading: Reading,
+    task: Task,
+    *,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> PartFiles | None:
+    """What there is by now; None when the topic is gone, or another. Away when the broker is, which
+    is waited for where there is no other way to the bytes."""
     topic, number = task.range.part
+    ask = partial(files_of, reading.place, topic, [number])
     try:
-        files = files_of(reading.place, topic, [number]).get(number)
+        if reading.access == "files":
+            found = patiently(reading.place, ask, clock=clock, sleep=sleep)
+        else:
+            found = ask()
+    except Away:
+        raise
     except MillstreamError:
         return None
+    files = found.get(number)
     before = task.files
     return files if files is not None and before and files.uuid == before.uuid else None
 
