@@ -10,7 +10,7 @@ import pytest
 
 from millstream.errors import ValueInvalid
 from millstream.log import batch as batches
-from millstream.spark.rows import ARROW_TYPES, KAFKA_COLUMNS, Rows, Shape
+from millstream.spark.rows import ARROW_TYPES, KAFKA_COLUMNS, Rows, Shape, dead_letters
 from millstream.spark.typed_values import CORRUPT
 
 END = 2**62
@@ -56,7 +56,7 @@ def test_a_row_is_that_of_sparks_own_connector() -> None:
             "offset": 1,
             "timestamp": datetime(1970, 1, 1, 0, 0, 2, tzinfo=UTC),
             "timestampType": 0,
-            "headers": [],
+            "headers": None,
             "lane": "normal",
         },
     ]
@@ -119,6 +119,27 @@ def test_dead_letters_say_why() -> None:
             "first_failure": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC),
             "last_failure": None,
         },
+        None,
+    ]
+
+
+def test_records_without_headers_have_null_wherever_they_are() -> None:
+    shape = Shape(schema_of("offset", "headers"))
+    given = [[("a", b"1")] * (n % 3) for n in range(100)]
+    made = rows_of(shape, [(1, None, b"", headers) for headers in given])
+    made.validate(full=True)
+    expected = [[{"key": "a", "value": b"1"}] * (n % 3) or None for n in range(100)]
+    assert made.column("headers").to_pylist() == expected
+    assert made.column("headers").null_count == 34
+
+
+def test_records_of_an_archive_without_headers_are_no_dead_letters() -> None:
+    headers = pa.array(
+        [None, [{"key": "ms-dead-topic", "value": b"orders"}], []], ARROW_TYPES["headers"]
+    )
+    assert [one and one["topic"] for one in dead_letters(headers).to_pylist()] == [
+        None,
+        "orders",
         None,
     ]
 

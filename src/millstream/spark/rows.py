@@ -150,16 +150,17 @@ def _microseconds(milliseconds: Any) -> Any:
 
 
 def _headers(column: Any, kind: Any) -> Any:
-    """The same buffers under Spark's type; a row without headers has an empty list."""
+    """The same buffers under Spark's type; a record without headers has null, as in Spark's own
+    connector."""
     pairs = column.values
     struct = kind.value_type
     children = [pairs.field(0), pairs.field(1)]
     wrapped = pa.StructArray.from_buffers(
         struct, len(pairs), [None], null_count=0, children=children
     )
-    return pa.ListArray.from_buffers(
-        kind, len(column), column.buffers()[:2], null_count=0, children=[wrapped]
-    )
+    has_some = pc.greater(pc.list_value_length(column), 0).buffers()[1]
+    offsets = column.buffers()[1]
+    return pa.ListArray.from_buffers(kind, len(column), [has_some, offsets], children=[wrapped])
 
 
 def dead_letters(headers: Any) -> Any:
@@ -171,9 +172,9 @@ def dead_letters(headers: Any) -> Any:
     return pa.array([_dead_letter(row) for row in headers.to_pylist()], _DEAD_LETTER)
 
 
-def _dead_letter(headers: list[Mapping[str, Any]]) -> dict[str, object] | None:
+def _dead_letter(headers: list[Mapping[str, Any]] | None) -> dict[str, object] | None:
     facts: dict[str, object] = {}
-    for header in headers:
+    for header in headers or ():
         name = header["key"]
         if not name.startswith(_DEAD_PREFIX) or header["value"] is None:
             continue
