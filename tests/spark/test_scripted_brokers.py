@@ -9,9 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
+from kafka.protocol.consumer.group import OffsetCommitRequest
 from kafka.protocol.metadata import MetadataRequest
 
 from millstream.errors import BrokerUnreachable, DataLost, OptionInvalid
+from millstream.spark.commits import AGAIN_S
 from millstream.spark.driver import Driver
 from millstream.spark.positions import Position
 from millstream.spark.ranges import Range
@@ -23,6 +25,7 @@ from spark.scripted_kafka import Log, ScriptedKafka, honest, ignorant, throttled
 
 SHAPE = Shape(pa.schema([(name, ARROW_TYPES[name]) for name in ("offset", "value")]))
 PATIENCE_S = 120.0
+UNKNOWN_MEMBER_ID = 25
 
 
 @pytest.fixture
@@ -290,3 +293,41 @@ def test_a_log_whose_end_was_lost_is_still_that_for_a_stream(
     start = Position({("orders", 0): 7}, {"orders": str(scripted.ids["orders"])})
     with pytest.raises(DataLost, match=r"offsets 1 to 6 .*\(the log's end was lost"):
         driver.tasks(start, driver.latest(start))
+
+
+# ---- offsets in a group
+
+
+def refusing(answer: Any) -> Any:
+    """A group that has members of its own."""
+    for topic in answer.topics:
+        for one in topic.partitions:
+            one.error_code = UNKNOWN_MEMBER_ID
+    return answer
+
+
+def test_a_commit_that_was_refused_is_tried_again_a_while_later(
+    scripted: ScriptedKafka, clock: MovedClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    scripted.make("orders", Log().add(b"a"))
+    driver = driver_of(scripted, clock, groupId="billing")
+    position = driver.latest(Position())
+    scripted.plan(OffsetCommitRequest, refusing, refusing)
+    for _ in range(50):
+        driver.commit(position)
+    assert scripted.asked[OffsetCommitRequest.API_KEY] == 1
+    assert "offsets of the group billing" in caplog.text
+    clock.now_s += AGAIN_S
+    driver.commit(position)
+    assert scripted.asked[OffsetCommitRequest.API_KEY] == 2
+    # What is new is said at once; what is said is not said again.
+    scripted.topics["orders"][0].add(b"b")
+    clock.now_s += 1
+    moved = driver.latest(position)
+    for _ in range(50):
+        driver.commit(moved)
+    assert scripted.asked[OffsetCommitRequest.API_KEY] == 3
+    assert scripted.committed["billing"] == {("orders", 0): 2}
+    clock.now_s += AGAIN_S
+    driver.commit(moved)
+    assert scripted.asked[OffsetCommitRequest.API_KEY] == 3

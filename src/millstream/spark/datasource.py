@@ -247,7 +247,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._is_available_now = False
         # When a batch was given last; minOffsetsPerTrigger waits so long.
         self._given_s: float | None = None
-        self._committed: Mapping[str, object] | None = None
 
     def __getstate__(self) -> dict[str, object]:
         return {"options": self._options, "shape": self._shape}
@@ -284,9 +283,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """All before `start` is done: Spark asks for the next batch when the last is written."""
         position = Position.from_json(start)
         end = self._driver.latest(position)
-        if self._options.group is not None and start != self._committed:
+        if self._options.group is not None:
             self._driver.commit(position)
-            self._committed = start
         if end == position:
             return start
         if not isinstance(limit, ReadAllAvailable):

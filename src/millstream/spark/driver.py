@@ -1,10 +1,7 @@
 """What the driver of a query does: which partitions there are, where a batch begins and ends, and
 what its tasks are.
 
-Spark asks a stream for its latest offsets about ninety times a second. The broker is asked at most
-twenty times, and less often the longer it takes to answer, so that an idle stream costs it next to
-nothing. What it answers counts only when the topics were the same ones before and after, and what
-it does not know counts as deleted only when it does not know it a while later either.
+Where partitions end is in `latest.py`, what a group is told in `commits.py`.
 """
 
 from __future__ import annotations
@@ -17,15 +14,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from millstream.errors import (
-    BrokerUnreachable,
-    KafkaRefused,
-    MillstreamError,
-    PartitionUnknown,
-    TopicUnknown,
-)
+from millstream.errors import KafkaRefused, MillstreamError, PartitionUnknown, TopicUnknown
 from millstream.spark import fetching
+from millstream.spark.commits import Commits
 from millstream.spark.kafka_client import GONE_S, Again, Broken, Kafka, TopicFacts
+from millstream.spark.latest import Known, Latest
 from millstream.spark.manifests import PartFiles, files_of, kafka_addresses, patiently
 from millstream.spark.options import BrokerPlace, option_invalid
 from millstream.spark.positions import (
@@ -34,6 +27,7 @@ from millstream.spark.positions import (
     Limit,
     Part,
     Position,
+    is_same_topic,
     name_of,
     show,
     show_all,
@@ -44,12 +38,6 @@ from millstream.spark.source_options import SourceOptions
 
 logger = logging.getLogger("millstream.spark")
 
-# Between two looks at the broker; and so many times as long as a look takes.
-POLL_S = 0.05
-POLL_S_MAX = 1.0
-POLL_PAUSE_FACTOR = 30
-# Between two looks for new topics and partitions, while nothing else happens.
-TOPICS_S = 1.0
 # With access=auto a smaller range is not worth a question for its files.
 FILES_OFFSETS_MIN = 1000
 # What is read to find out how large records are, and of how many partitions.
@@ -96,13 +84,6 @@ class Loss:
         logger.warning("%s: skipped; %d skipped by this query", error.message, self.offsets)
 
 
-class Known(NamedTuple):
-    """What there is: partitions, and the ids of their topics."""
-
-    parts: frozenset[Part]
-    ids: Mapping[str, str]
-
-
 class Driver:
     """One query's view of the broker. Connects when it is asked something."""
 
@@ -121,6 +102,7 @@ class Driver:
         self._http: BrokerPlace | None = None
         self._has_looked_for_http = False
         self._latest = Latest(self, clock, sleep)
+        self._commits = None if options.group is None else Commits(options.group, clock)
 
     def close(self) -> None:
         if self._kafka is not None:
@@ -221,7 +203,7 @@ class Driver:
             return
         for part in sorted(start.offsets.keys() & end.offsets.keys()):
             first, until = start.offsets[part], end.offsets[part]
-            if until < first and _is_same_topic(start, end, part[0]):
+            if until < first and is_same_topic(start, end, part[0]):
                 raise option_invalid(
                     name_of("ending", limit),
                     limit.timestamp_ms if limit.kind == "timestamp" else limit.numbers[part],
@@ -356,7 +338,7 @@ class Driver:
         is_known = {
             part: offset
             for part, offset in start.offsets.items()
-            if _is_same_topic(start, end, part[0])
+            if is_same_topic(start, end, part[0])
         }
         new = dict.fromkeys((part for part in end.offsets if part not in is_known), EARLIEST)
         found = self.kafka.list_offsets(new) if new else {}
@@ -387,20 +369,9 @@ class Driver:
         return sum(end.offsets[part] - begin[part] for part in end.offsets)
 
     def commit(self, position: Position) -> None:
-        """To the query's group; a broker that refuses does not end the query."""
-        assert self.options.group is not None
-        known = self.seen or position
-        offsets = {
-            part: offset
-            for part, offset in position.offsets.items()
-            if _is_same_topic(position, known, part[0]) and part in known.offsets
-        }
-        if not offsets:
-            return
-        try:
-            self.kafka.commit(self.options.group, offsets)
-        except (KafkaRefused, BrokerUnreachable) as error:
-            logger.warning("offsets of the group %s: %s", self.options.group, error.message)
+        """To the query's group; see `Commits`."""
+        if self._commits is not None:
+            self._commits.make(self.kafka, position, self.seen or position)
 
     # ---- tasks
 
@@ -424,7 +395,7 @@ class Driver:
             offset, until = start.offsets.get(part), end.offsets[part]
             if offset is None:
                 new.append(part)
-            elif not _is_same_topic(start, end, part[0]):
+            elif not is_same_topic(start, end, part[0]):
                 why = "its topic was deleted and made again"
                 self.loss.found(part, offset, None, why)
                 new.append(part)
@@ -498,90 +469,10 @@ class Driver:
         return found
 
 
-class Latest:
-    """The ends of all partitions, looked up when they are old."""
-
-    def __init__(
-        self, driver: Driver, clock: Callable[[], float], sleep: Callable[[float], None]
-    ) -> None:
-        self._driver = driver
-        self._clock = clock
-        self._sleep = sleep
-        self.position: Position | None = None
-        self._is_fixed = False
-        self._known: Known | None = None
-        self._next_s = self._next_topics_s = 0.0
-        # Looked for twice, and not there.
-        self._gone: set[Part] = set()
-
-    def get(self, start: Position) -> Position:
-        position = self._fresh()
-        missing = start.offsets.keys() - position.offsets.keys()
-        self._gone &= missing
-        if missing <= self._gone:
-            return position
-        self._sleep(GONE_S)
-        self._learn()
-        again = self._look(self._clock())
-        self._gone = missing - again.offsets.keys()
-        if self._is_fixed:
-            # What was seen at first stays as it was.
-            again = Position({**again.offsets, **position.offsets}, {**again.ids, **position.ids})
-        self.position = again
-        return again
-
-    def _fresh(self) -> Position:
-        now = self._clock()
-        if self.position is not None and (self._is_fixed or now < self._next_s):
-            return self.position
-        position = self._look(now)
-        took_s = self._clock() - now
-        self._next_s = now + min(max(POLL_S, POLL_PAUSE_FACTOR * took_s), POLL_S_MAX)
-        self.position = position
-        return position
-
-    def fix(self) -> None:
-        self._next_s = self._next_topics_s = 0.0
-        self._fresh()
-        self._is_fixed = True
-
-    def _look(self, now: float) -> Position:
-        if self._known is None or now >= self._next_topics_s:
-            self._learn()
-        while True:
-            assert self._known is not None
-            before = self._known
-            offsets = self._ends(before)
-            is_new = self.position is None or offsets != self.position.offsets
-            if not is_new:
-                return Position(offsets, before.ids)
-            # What is handed out is of the topics that were there before and after.
-            self._learn()
-            if self._known == before:
-                return Position(offsets, before.ids)
-
-    def _ends(self, known: Known) -> dict[Part, int]:
-        asked = dict.fromkeys(known.parts, LATEST)
-        found = self._driver.kafka.list_offsets(asked) if asked else {}
-        return {part: offset for part, offset in found.items() if offset is not None}
-
-    def _learn(self) -> None:
-        now = self._clock()
-        self._known = self._driver.known(is_start=False)
-        took_s = self._clock() - now
-        self._next_topics_s = now + max(TOPICS_S, 100 * took_s)
-
-
 def _known(topics: Mapping[str, TopicFacts]) -> Known:
     parts = frozenset((name, number) for name, one in topics.items() for number in one.leaders)
     ids = {name: one.id for name, one in sorted(topics.items()) if one.id is not None}
     return Known(parts, ids)
-
-
-def _is_same_topic(one: Position, other: Position, topic: str) -> bool:
-    """Where either has no ids, names are all there is."""
-    mine, yours = one.ids.get(topic), other.ids.get(topic)
-    return mine is None or yours is None or mine == yours
 
 
 def _require_same(named: Iterable[Part], there: Iterable[Part], side: str, kind: str) -> None:

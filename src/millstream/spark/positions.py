@@ -58,6 +58,12 @@ class Position:
         return sorted({topic for topic, _ in self.offsets})
 
 
+def is_same_topic(one: Position, other: Position, topic: str) -> bool:
+    """Where either has no ids, names are all there is."""
+    mine, yours = one.ids.get(topic), other.ids.get(topic)
+    return mine is None or yours is None or mine == yours
+
+
 # ---- limits: where to start and where to end
 
 Kind: TypeAlias = Literal["earliest", "latest", "committed", "offsets", "timestamp", "timestamps"]
