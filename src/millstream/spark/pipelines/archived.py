@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from millstream.client import Client
 from millstream.errors import ArchiveInvalid
 from millstream.spark.pipelines.archive import COLUMNS, EARLIEST, SCHEMA
-from millstream.spark.pipelines.context import FORMAT
+from millstream.spark.pipelines.context import FORMAT, broker_client
 from millstream.spark.pipelines.lake import Entry, Lake
 
 if TYPE_CHECKING:
@@ -53,8 +52,12 @@ def read_with_archive(
     kept = given.pop("boundary", None)
     place = Lake.at(lake)
     place.finish_all()
+    # Names of options have no case.
+    ca = {name.lower(): text for name, text in given.items()}.get("ca")
     boundary = (
-        msgspec.json.decode(kept, type=Boundary) if kept else boundary_of(topic, place, server)
+        msgspec.json.decode(kept, type=Boundary)
+        if kept
+        else boundary_of(topic, place, server, ca=ca)
     )
     old = archived(spark, place, boundary, is_stream=is_stream)
     starting = {topic: {str(one): end or EARLIEST for one, end in boundary.ends.items()}}
@@ -75,9 +78,9 @@ def read_with_archive(
     return old.select(*columns).unionByName(live.select(*columns))
 
 
-def boundary_of(topic: str, lake: Lake, server: str) -> Boundary:
+def boundary_of(topic: str, lake: Lake, server: str, *, ca: str | None = None) -> Boundary:
     """Where lake and log meet now."""
-    with Client(server) as client:
+    with broker_client(server, ca) as client:
         uuid = client.topics.describe(topic).uuid
         starts = {one.partition: one.start for one in client.topics.offsets(topic)}
     ends = lake.ends()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream.client import Client
-from millstream.errors import PipelineFailed
+from millstream.errors import PipelineFailed, SettingInvalid
 from millstream.spark.pipelines.options import Options
 from millstream.spark.pipelines.progress import Progress
 from millstream.spark.pipelines.state import QueryState, Status
+from millstream.wire.places import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -55,7 +57,6 @@ class Context:
     every: str | None = None
     # A signal that ends the run in order.
     is_stopping: Callable[[], bool] = lambda: False
-    connect: Callable[[], Client] | None = None
     _watched: dict[str, _Watched] = field(default_factory=dict)
 
     # ---- reading
@@ -87,9 +88,7 @@ class Context:
 
     def client(self) -> Client:
         """A client of the broker; use it as a context manager."""
-        if self.connect is not None:
-            return self.connect()
-        return Client(self.server)
+        return broker_client(self.server, self.ca)
 
     # ---- running
 
@@ -194,6 +193,22 @@ class Context:
                 raise PipelineFailed(
                     f"{self.name}: {plain_reason(str(error))}", name=self.name, part=part
                 )
+
+
+def broker_client(server: str, ca: str | None) -> Client:
+    """Of a broker whose certificates are trusted as source and sink do: those that `ca` signed,
+    besides those that this system trusts."""
+    if ca is None or not Place.of(server).is_secure:
+        return Client(server)
+    tls = ssl.create_default_context()
+    try:
+        tls.load_verify_locations(ca)
+    except OSError as error:
+        why = "is no certificate in PEM" if isinstance(error, ssl.SSLError) else error.strerror
+        raise SettingInvalid(
+            f"--ca is {ca!r}, which cannot be used: {why}", setting="ca", value=ca
+        ) from error
+    return Client(server, tls=tls)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from millstream.client import Client
 from millstream.clock import Clock, SystemClock
 from millstream.errors import MillstreamError, PipelineFailed, SettingInvalid
 from millstream.spark.pipelines.context import Context, plain_reason
@@ -53,7 +52,6 @@ def run_pipeline(
     progress: Progress | None = None,
     session: SparkSession | None = None,
     clock: Clock | None = None,
-    connect: Callable[[], Client] | None = None,
 ) -> Status:
     """Run it to its end, and answer how it went.
 
@@ -95,7 +93,6 @@ def run_pipeline(
                     is_continuous=settings.is_continuous,
                     every=settings.every,
                     is_stopping=is_stopping,
-                    connect=connect,
                 )
                 pipeline.run(context)
                 status.state = "stopped" if is_stopping() else "finished"
