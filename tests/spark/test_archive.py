@@ -15,11 +15,13 @@ from pyspark.errors import PySparkException
 
 from broker_process import BrokerProcess
 from millstream.errors import ArchiveInvalid, SettingInvalid
+from millstream.log.batch import encode
 from millstream.spark.pipelines import archive, restore
 from millstream.spark.pipelines.archived import read_with_archive
 from millstream.spark.pipelines.lake import Entry, Lake, OffsetRange
 from millstream.spark.pipelines.running import RunSettings, run_pipeline
 from millstream.spark.pipelines.state import Status
+from spark.producing import kafka_of, produce
 from spark.records import client_of, publish, read_all
 
 if TYPE_CHECKING:
@@ -107,6 +109,20 @@ def test_topics_become_files_by_topic_and_date(scene: Scene) -> None:
             for one in client.topics.offsets(topic)
             if one.end
         }
+
+
+def test_records_whose_time_cannot_be_told_are_archived_and_restored(scene: Scene) -> None:
+    publish(scene.broker, "ar-timeless", [], partitions=1)
+    # Later than a timestamp of Spark can be: to Spark they have none, and so has their partition.
+    values = [json.dumps({"n": number}).encode() for number in range(5)]
+    with kafka_of(scene.broker.kafka) as kafka:
+        produce(kafka, ("ar-timeless", 0), encode([(2**62, None, one, []) for one in values]))
+    assert scene.archive("ar-timeless").records == 5
+    assert scene.archived_numbers() == scene.with_archive("ar-timeless") == list(range(5))
+    scene.restore(topic="ar-timeless", to="ar-timely")
+    assert sorted(one.json()["n"] for one in read_all(scene.broker, "ar-timely")) == list(range(5))
+    none = scene.restore("some", topic="ar-timeless", to="ar-none", since="2025-11-25")
+    assert (none.state, none.records) == ("finished", 0)
 
 
 def test_a_lost_checkpoint_archives_nothing_twice(scene: Scene) -> None:
@@ -251,11 +267,14 @@ def test_a_part_of_an_archive_is_chosen_by_time(scene: Scene) -> None:
     publish(scene.broker, "ar-days", numbered(0, 10))
     publish(scene.broker, "ar-days", numbered(10, 20, TUESDAY))
     scene.archive("ar-days")
-    scene.restore(topic="ar-days", to="ar-tuesday", since="2025-11-25")
+    assert scene.restore(topic="ar-days", to="ar-tuesday", since="2025-11-25").records == 10
     numbers = [one.json()["n"] for one in read_all(scene.broker, "ar-tuesday")]
     assert sorted(numbers) == list(range(10, 20))
     scene.restore("until", topic="ar-days", to="ar-monday", until="2025-11-25T00:00+00:00")
     assert len(read_all(scene.broker, "ar-monday")) == 10
+    noon = {"since": "2025-11-24T12:00", "until": "2025-11-24T13:00"}
+    none = scene.restore("noon", topic="ar-days", to="ar-noon", **noon)
+    assert (none.state, none.records) == ("finished", 0)
 
 
 def test_a_restore_that_broke_off_goes_on(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,13 +282,14 @@ def test_a_restore_that_broke_off_goes_on(scene: Scene, monkeypatch: pytest.Monk
         publish(scene.broker, "ar-broken", numbered(first, first + 10))
         scene.archive("ar-broken")
     written: list[int] = []
-    write: Callable[..., None] = restore._write
+    write: Callable[..., int] = restore._write
 
-    def breaking(context: object, frame: object, name: str, number: int) -> None:
-        write(context, frame, name, number)
+    def breaking(context: object, frame: object, name: str, number: int) -> int:
+        records = write(context, frame, name, number)
         written.append(number)
         if written == [0, 1]:
             raise OSError("pulled")
+        return records
 
     monkeypatch.setattr(restore, "_write", breaking)
     given = {"topic": "ar-broken", "to": "ar-mended", "from": scene.lake.url}
@@ -283,6 +303,26 @@ def test_a_restore_that_broke_off_goes_on(scene: Scene, monkeypatch: pytest.Monk
     assert (written, done.records) == ([0, 1, 2], 10)
     numbers = [one.json()["n"] for one in read_all(scene.broker, "ar-mended")]
     assert sorted(numbers) == list(range(30))
+
+
+def test_a_plan_that_was_being_written_in_a_crash_is_made_anew(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(scene.broker, "ar-plan", numbered(0, 10))
+    scene.archive("ar-plan")
+    write = Path.write_bytes
+
+    def half(path: Path, data: bytes) -> int:
+        if "plan" not in path.name:
+            return write(path, data)
+        write(path, data[: len(data) // 2])
+        raise OSError("pulled")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "write_bytes", half)
+        with pytest.raises(OSError, match="pulled"):
+            scene.restore(topic="ar-plan", to="ar-planned")
+    assert scene.restore(topic="ar-plan", to="ar-planned").records == 10
 
 
 def test_what_cannot_be_restored_is_said(scene: Scene) -> None:

@@ -180,5 +180,4 @@ def _write_files(
 
 def _range(row: Any, uuids: dict[str, str]) -> OffsetRange:
     topic, *numbers = row
-    partition, first, end, records, oldest, newest = map(int, numbers)
-    return OffsetRange(topic, uuids.get(topic, ""), partition, first, end, records, oldest, newest)
+    return OffsetRange(topic, uuids.get(topic, ""), *numbers)

@@ -47,8 +47,9 @@ class OffsetRange(msgspec.Struct, frozen=True):
     first: int
     next: int
     records: int
-    oldest_ms: int
-    newest_ms: int
+    # None where no record has a time that Spark can tell.
+    oldest_ms: int | None
+    newest_ms: int | None
 
 
 class Entry(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ when it is started again under the same name.
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -22,6 +23,7 @@ from millstream.spark.pipelines.archived import files_of
 from millstream.spark.pipelines.context import FORMAT, Context
 from millstream.spark.pipelines.lake import Entry, Lake
 from millstream.spark.pipelines.registry import Option, Pipeline
+from millstream.spark.pipelines.state import write_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -63,7 +65,7 @@ def run(context: Context) -> None:
     entries = {entry.id: entry for entry in lake.entries()}
     path = context.directory / "plan.json"
     plan = _kept(path, context) or _planned(context, lake, list(entries.values()), times)
-    path.write_bytes(msgspec.json.encode(plan))
+    write_whole(path, msgspec.json.encode(plan))
     if plan.is_done:
         context.say(f"restored already; another --name restores it again ({context.name})")
         return
@@ -71,8 +73,9 @@ def run(context: Context) -> None:
     if context.is_stopping():
         return
     plan.is_done = True
-    path.write_bytes(msgspec.json.encode(plan))
-    with context.client() as client:
+    write_whole(path, msgspec.json.encode(plan))
+    # Of a time without records nothing was written, and no writer is known.
+    with context.client() as client, suppress(WriterUnknown):
         client.writers.forget(plan.writer)
     context.say(f"restored {options['topic']} from {lake.url} to {options['to']}")
 
@@ -138,8 +141,8 @@ def _restore(
         left -= records
         if number > done:
             found = files_of(context.spark, lake, [entries[id] for id in batch], topic)
-            _write(context, _chosen(context, found, times), plan.writer, number)
-            context.advance(records, left)
+            written = _write(context, _chosen(context, found, times), plan.writer, number)
+            context.advance(written, left)
 
 
 def _done(context: Context, writer: str) -> int:
@@ -152,15 +155,22 @@ def _done(context: Context, writer: str) -> int:
     return -1 if last is None else last.batch
 
 
-def _write(context: Context, frame: DataFrame, name: str, number: int) -> None:
+def _write(context: Context, frame: DataFrame, name: str, number: int) -> int:
+    """Answers how many records there were."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as f
+
     columns = ["key", "value", "headers", "lane", "timestamp"]
     if context.options.is_on("keep-partitions"):
         columns.append("partition")
     # Each partition is written by one task, in its order.
     ordered = frame.repartition("partition").sortWithinPartitions("partition", "offset")
-    writer = ordered.select(*columns).write.format(FORMAT).mode("append")
+    counted = Observation()
+    chosen = ordered.select(*columns).observe(counted, f.count(f.lit(1)).alias("records"))
+    writer = chosen.write.format(FORMAT).mode("append")
     writer = writer.options(**context.broker_options(), topic=context.options["to"])
     writer.option("writer", name).option("batch", str(number)).save()
+    return int(counted.get["records"])
 
 
 def _chosen(context: Context, frame: DataFrame, times: Times) -> DataFrame:
@@ -179,7 +189,8 @@ def _chosen(context: Context, frame: DataFrame, times: Times) -> DataFrame:
 def _overlaps(entry: Entry, times: Times) -> bool:
     since, until = times
     return any(
-        (since is None or one.newest_ms >= since) and (until is None or one.oldest_ms < until)
+        (since is None or (one.newest_ms is not None and one.newest_ms >= since))
+        and (until is None or (one.oldest_ms is not None and one.oldest_ms < until))
         for one in entry.ranges
     )
 

@@ -114,11 +114,25 @@ class RunFolder:
         return status
 
     def write(self, status: Status) -> None:
-        """Whole or not at all, so that a reader never meets half of it."""
-        place = self.path / "status.json"
-        part = self.path / "status.json.part"
-        part.write_bytes(msgspec.json.format(msgspec.json.encode(status)))
-        os.replace(part, place)
+        write_whole(self.path / "status.json", msgspec.json.format(msgspec.json.encode(status)))
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """All of it or what was there before, so that nobody ever meets half of it; and on disk, for
+    what the broker is told next counts on it."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(data)
+    _sync(part)
+    os.replace(part, path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def all_runs(folder: Path) -> list[RunFolder]:

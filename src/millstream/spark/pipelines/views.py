@@ -15,6 +15,7 @@ import msgspec
 from millstream.client import Client
 from millstream.spark.pipelines.context import Context
 from millstream.spark.pipelines.json_types import ddl_of
+from millstream.spark.pipelines.state import write_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -48,7 +49,7 @@ def columns_of(
             known[topic] = ddl_of(record.value for record in sample) or ""
     if kept is not None:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_bytes(msgspec.json.format(msgspec.json.encode(known)))
+        write_whole(kept, msgspec.json.format(msgspec.json.encode(known)))
     return {topic: known[topic] for topic in topics}
 
 
