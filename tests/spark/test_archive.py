@@ -111,6 +111,18 @@ def test_topics_become_files_by_topic_and_date(scene: Scene) -> None:
         }
 
 
+def test_a_day_that_fills_several_files_is_archived_whole(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive, "FILE_RECORDS_MAX", 10)
+    publish(scene.broker, "ar-full", numbered(0, 35))
+    assert scene.archive("ar-full").results == [f"35 records in 4 new files of {scene.lake.url}"]
+    assert scene.archived_numbers() == scene.with_archive("ar-full") == list(range(35))
+    names = [path.name for path in Path(scene.lake.url).glob("topic=*/*/*.parquet")]
+    id = scene.lake.entries()[0].id
+    assert sorted(names) == [f"{id}-00000-{number:03}.parquet" for number in range(4)]
+
+
 def test_records_whose_time_cannot_be_told_are_archived_and_restored(scene: Scene) -> None:
     publish(scene.broker, "ar-timeless", [], partitions=1)
     # Later than a timestamp of Spark can be: to Spark they have none, and so has their partition.
@@ -356,7 +368,7 @@ def test_what_a_crash_left_staged_is_moved_by_whoever_comes_next(tmp_path: Path)
     for id in ("done", "open"):
         folder = Path(lake.stage_url(id)) / "topic=t" / "date=2026-11-19"
         folder.mkdir(parents=True)
-        (folder / "part-00003-5d9f-c001.snappy.parquet").write_bytes(b"x")
+        (folder / "part-00003-5d9f-c0de.c001.snappy.parquet").write_bytes(b"x")
     names = lake.staged_names("done")
     assert names == ["topic=t/date=2026-11-19/done-00003-001.parquet"]
     lake.add(entry("done", 0, 1, names), lake.ends())

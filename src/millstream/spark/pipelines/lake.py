@@ -23,6 +23,7 @@ yet be written again.
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -34,6 +35,8 @@ from millstream.errors import ArchiveInvalid
 from millstream.spark.pipelines.places import opened
 
 _OWN = "_millstream"
+# What Spark calls the files of a write: `part-00003-<UUID of the write>.c001.snappy.parquet`.
+_PART = re.compile(r"part-(?P<task>\d+)-[^.]+\.c(?P<file>\d+)\.")
 # By topic, UUID and partition: the offset that comes next.
 Ends: TypeAlias = dict[tuple[str, str, int], int]
 
@@ -119,6 +122,8 @@ class Lake:
         for name in entry.files:
             if name in waiting:
                 self._move(waiting[name], self._path(name))
+            elif not self._is_there(self._path(name)):
+                raise ArchiveInvalid(f"{self._path(name)} is gone", archive=self.url)
         self.drop_staged(entry.id)
 
     def finish_all(self) -> None:
@@ -166,11 +171,12 @@ class Lake:
                 yield one.path
 
     def _final_name(self, staged: str, id: str) -> str:
-        """`topic=…/date=…/<id>-<number of Spark's task>-….parquet`."""
+        """`topic=…/date=…/<id>-<Spark's task>-<its file>.parquet`: a task may fill several."""
         folder, name = posixpath.split(staged[len(self._path(_OWN, "staged", id)) + 1 :])
-        task = name.removeprefix("part-").split("-", 1)[0]
-        number = name.rpartition("-c")[2].split(".", 1)[0]
-        return f"{folder}/{id}-{task}-{number}.parquet"
+        found = _PART.match(name)
+        if found is None:
+            raise ArchiveInvalid(f"{staged} has no name as Spark gives to files", archive=self.url)
+        return f"{folder}/{id}-{found['task']}-{found['file']}.parquet"
 
     # ---- what it holds
 
