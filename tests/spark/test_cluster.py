@@ -1,4 +1,4 @@
-"""Source, sink and pipelines on a real cluster, and over Connect."""
+"""Source, sink and pipelines on a real cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from broker_process import BrokerProcess
 from spark.records import publish, read_all
-from spark.sparks import cluster, connect_server, run_program
+from spark.sparks import cluster, run_program
 
 ORDERS = [{"key": f"u{n % 3}", "value": {"who": f"u{n % 3}", "total": n}} for n in range(300)]
 
@@ -53,18 +53,3 @@ def test_source_sink_and_pipelines_run_on_a_cluster(broker: BrokerProcess, tmp_p
     lake = pq.read_table(tmp_path / "lake" / "topic=cl-orders")
     totals = [json.loads(value)["total"] for value in lake.column("value").to_pylist()]
     assert sorted(totals) == list(range(300))
-
-
-def test_a_pipeline_runs_over_connect(broker: BrokerProcess, tmp_path: Path) -> None:
-    publish(broker, "co-orders", ORDERS)
-    query = "SELECT who, total FROM `co-orders` WHERE total >= 100"
-    with connect_server(tmp_path / "connect") as remote:
-        told = run_program(
-            *("-m", "millstream", "pipeline", "run", "sql", "--sql", query),
-            *("--to", "topic:co-big", "--key", "who", "--remote", remote),
-            *("--dir", str(tmp_path / "runs"), "--server", broker.url(""), "--json"),
-        )
-    status = json.loads(told)
-    assert (status["state"], status["records"], status["master"]) == ("finished", 300, remote)
-    out = [one.json()["total"] for one in read_all(broker, "co-big")]
-    assert sorted(out) == list(range(100, 300))
