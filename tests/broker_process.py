@@ -104,6 +104,12 @@ class BrokerProcess:
         wait_until(lambda: self._address("kafka"), "the listener kafka")
         return str(self._address("kafka"))
 
+    @property
+    def kafka_tls(self) -> str:
+        """Where those begin that speak TLS, when there is `--kafka-tls`."""
+        wait_until(lambda: self._address("kafka_tls"), "the listener kafka_tls")
+        return str(self._address("kafka_tls"))
+
     def get(
         self, path: str, *, listener: str = "http", headers: Mapping[str, str] | None = None
     ) -> httpx.Response:

@@ -288,3 +288,26 @@ def test_a_certificate_and_its_key_come_together(tmp_path: Path, named: str, mis
     (tmp_path / "file.pem").write_text("")
     with pytest.raises(SettingInvalid, match=f"{missing} = '' .default. is missing while {named}"):
         load_settings(flags={named: str(tmp_path / "file.pem")}, environment={})
+
+
+def test_a_second_address_of_kafka_with_tls_needs_a_certificate_and_a_port_of_its_own(
+    tmp_path: Path,
+) -> None:
+    flags = {"kafka": "127.0.0.1:9092", "kafka_tls": "127.0.0.1:9093"}
+    with pytest.raises(SettingInvalid) as refusal:
+        load_settings(flags=flags, environment={})
+    assert str(refusal.value) == (
+        "one setting cannot be used:\n"
+        "  kafka_tls = '127.0.0.1:9093' (flag --kafka-tls) needs a certificate, and there is none; "
+        "set tls_cert and tls_key too, or use `off`"
+    )
+    (tmp_path / "file.pem").write_text("")
+    flags |= dict.fromkeys(("tls_cert", "tls_key"), str(tmp_path / "file.pem"))
+    assert load_settings(flags=flags, environment={}).kafka_tls == Address("127.0.0.1", 9093)
+    both = {"kafka": "127.0.0.1:9093"}
+    with pytest.raises(SettingInvalid, match=r"kafka_tls = .* is where kafka listens too; use an"):
+        load_settings(flags=flags | both, environment={})
+    either = dict.fromkeys(("kafka", "kafka_tls"), "127.0.0.1:0")
+    assert load_settings(flags=flags | either, environment={}).kafka is not None
+    alone = load_settings(flags=flags | {"kafka": "off"}, environment={})
+    assert (alone.kafka, alone.kafka_tls) == (None, Address("127.0.0.1", 9093))

@@ -102,7 +102,9 @@ class Settings:
     tls_key: str | None
 
     kafka: Address | None
+    kafka_tls: Address | None
     kafka_advertised: Address | None
+    kafka_tls_advertised: Address | None
     kafka_connections_max: int | None
     kafka_request_bytes_max: int
     kafka_requests_max: int
@@ -287,7 +289,8 @@ _LISTENERS = _section(
         File(),
         "",
         "A file with the broker's certificate and those between it and its authority, in PEM. "
-        "With it, `http`, `kafka` and `metrics` speak TLS (1.2 or newer) and nothing else. The "
+        "With it, `http`, `kafka` and `metrics` speak TLS (1.2 or newer) and nothing else; only "
+        "`kafka` stays plain where `kafka_tls` stands beside it. The "
         "files are read again at SIGHUP: new connections then get the new certificate; a pair "
         "that cannot be used is refused with a message, and the old one stays.",
     ),
@@ -598,6 +601,20 @@ _CHECKS: tuple[_Check, ...] = (
         lambda v: v["tls_key"] is not None or v["tls_cert"] is None,
         "is missing while tls_cert is set",
         lambda _: "use both, or none",
+    ),
+    (
+        "kafka_tls",
+        ("kafka_tls", "tls_cert", "tls_key"),
+        lambda v: v["kafka_tls"] is None or v["tls_cert"] is not None or v["tls_key"] is not None,
+        "needs a certificate, and there is none",
+        lambda _: "set tls_cert and tls_key too, or use `off`",
+    ),
+    (
+        "kafka_tls",
+        ("kafka", "kafka_tls"),
+        lambda v: v["kafka"] is None or v["kafka"].port == 0 or v["kafka"] != v["kafka_tls"],
+        "is where kafka listens too",
+        lambda _: "use another port, such as 9093, or set kafka to `off`",
     ),
 )
 

@@ -14,7 +14,17 @@ KAFKA_ROWS: tuple[tuple[str, str, Kind, str, str], ...] = (
         "off",
         "Where the Kafka protocol is served; Kafka's own port is 9092. There is no access control "
         "yet: an address other than the loopback lets everyone who can reach it in. With "
-        "`tls_cert` it speaks TLS and nothing else. Port 0 takes a free port.",
+        "`tls_cert` it speaks TLS and nothing else, unless there is `kafka_tls`. Port 0 takes a "
+        "free port.",
+    ),
+    (
+        "kafka_tls",
+        "kafka_tls",
+        ListenAddress(),
+        "off",
+        "A second address for the Kafka protocol, which speaks TLS with the certificate of "
+        "`tls_cert`. `kafka` is then the plain one, whatever `tls_cert` says; `off` there leaves "
+        "this one alone. Both share the limits below.",
     ),
     (
         "kafka_advertised",
@@ -26,12 +36,21 @@ KAFKA_ROWS: tuple[tuple[str, str, Kind, str, str], ...] = (
         "something in between translates addresses, such as a container's published port.",
     ),
     (
+        "kafka_tls_advertised",
+        "kafka_tls_advertised",
+        ListenAddress(),
+        "off",
+        "The same for clients that come by `kafka_tls`: each is told an address that speaks as the "
+        "one that it came by.",
+    ),
+    (
         "kafka_connections_max",
         "kafka_connections_max",
         Integer(1, 2**31 - 1, otherwise="auto"),
         "auto",
-        "How many connections `kafka` has open at a time; one more is closed at once. A client "
-        "opens two or three. `auto` is half of what `connections_max` comes to.",
+        "How many connections `kafka` and `kafka_tls` have open at a time, together; one more is "
+        "closed at once. A client opens two or three. `auto` is half of what `connections_max` "
+        "comes to.",
     ),
     (
         "kafka_request_bytes_max",

@@ -12,7 +12,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Protocol
 
 import uvloop
@@ -93,6 +93,8 @@ METRICS_CONNECTIONS_MAX = 100
 
 # The listeners that clients come to; the other one is for who looks after the broker.
 CLIENTS = ("http", "kafka")
+# The settings by which the Kafka listener has its addresses.
+KAFKA_DOORS = ("kafka", "kafka_tls")
 
 log = get_logger("server")
 
@@ -439,7 +441,12 @@ class Server:
 
     def _addresses(self) -> dict[str, Address]:
         settings = self._settings
-        wanted = {"http": settings.http, "kafka": settings.kafka, "metrics": settings.metrics}
+        wanted = {
+            "http": settings.http,
+            "kafka": settings.kafka,
+            "kafka_tls": settings.kafka_tls,
+            "metrics": settings.metrics,
+        }
         return {name: address for name, address in wanted.items() if address is not None}
 
     def _bind_listeners(self, engine: Engine, broker: Broker) -> dict[str, Listener]:
@@ -452,12 +459,15 @@ class Server:
                 taken.close()
             raise
         self._status.whereabouts = self._whereabouts(bound)
-        makers: dict[str, Callable[[socket.socket], Listener]] = {
-            "http": lambda taken: self._http_listener(taken, broker),
-            "kafka": lambda taken: self._kafka_listener(taken, engine, broker),
-            "metrics": lambda taken: self._metrics_listener(taken, broker),
-        }
-        return {name: makers[name](taken) for name, taken in bound.items()}
+        listeners: dict[str, Listener] = {}
+        if "http" in bound:
+            listeners["http"] = self._http_listener(bound["http"], broker)
+        doors = {name: bound[name] for name in KAFKA_DOORS if name in bound}
+        if doors:
+            listeners["kafka"] = self._kafka_listener(doors, engine, broker)
+        if "metrics" in bound:
+            listeners["metrics"] = self._metrics_listener(bound["metrics"], broker)
+        return listeners
 
     def _whereabouts(self, bound: dict[str, socket.socket]) -> Whereabouts:
         settings = self._settings
@@ -465,27 +475,45 @@ class Server:
         return Whereabouts(
             http=found.get("http"),
             kafka=(settings.kafka_advertised or found["kafka"]) if "kafka" in found else None,
+            kafka_tls=(settings.kafka_tls_advertised or found["kafka_tls"])
+            if "kafka_tls" in found
+            else None,
             is_secure=self._certificates is not None,
             data_directory=os.path.abspath(settings.data),
         )
 
     def _kafka_listener(
-        self, bound: socket.socket, engine: Engine, broker: Broker
+        self, bound: dict[str, socket.socket], engine: Engine, broker: Broker
     ) -> KafkaListener:
         # Here, because kafka-python takes a third of a second that most starts do not need.
         from millstream.listeners.kafka.assemble import kafka_listener
+        from millstream.listeners.kafka.listener import Door
 
         settings, certificates = self._settings, self._certificates
+        tls = certificates.context if certificates is not None else None
+        advertised = {
+            "kafka": settings.kafka_advertised,
+            "kafka_tls": settings.kafka_tls_advertised,
+        }
+        doors = [
+            Door(
+                name,
+                taken,
+                address=str(_bound_to(taken)),
+                # Beside one with TLS, the other is the plain one.
+                tls=None if name == "kafka" and "kafka_tls" in bound else tls,
+                advertised=advertised[name],
+            )
+            for name, taken in bound.items()
+        ]
         listener = kafka_listener(
-            bound,
+            doors,
             engine,
             broker,
             LoopTurns(asyncio.get_running_loop()),
             settings,
-            address=str(_bound_to(bound)),
             http=self._status.whereabouts.http,
             connections_max=settings.kafka_connections_max or max(1, self._connections_max // 2),
-            tls=certificates.context if certificates is not None else None,
         )
         self._metrics.register(listener.metrics)
         return listener

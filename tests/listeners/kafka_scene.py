@@ -16,7 +16,7 @@ from millstream.kinds import Address
 from millstream.listeners.kafka.assemble import every_api
 from millstream.listeners.kafka.connection import Limits, Shared
 from millstream.listeners.kafka.context import Context
-from millstream.listeners.kafka.listener import KafkaListener
+from millstream.listeners.kafka.listener import Door, KafkaListener
 from millstream.log import batch as batches
 from millstream.log.partition import PartitionId
 from millstream.process import bind
@@ -54,13 +54,8 @@ class Scene:
         self.shared.table.update(every_api(self.context))
         taken = bind("kafka", Address("127.0.0.1", 0))
         self.port: int = taken.getsockname()[1]
-        self.listener = KafkaListener(
-            self.shared,
-            taken,
-            address="test",
-            connections_max=self._connections_max,
-            tls=self._tls,
-        )
+        door = Door("kafka", taken, "test", self._tls)
+        self.listener = KafkaListener(self.shared, [door], connections_max=self._connections_max)
         await self.listener.start()
         return self
 

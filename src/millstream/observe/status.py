@@ -38,6 +38,8 @@ class Whereabouts:
 
     http: Address | None = None
     kafka: Address | None = None
+    # Where it speaks TLS, when that is apart from the plain one.
+    kafka_tls: Address | None = None
     is_secure: bool = False
     data_directory: str = ""
 

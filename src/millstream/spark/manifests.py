@@ -92,7 +92,10 @@ def kafka_addresses(
     """Where the Kafka listeners of the cluster at an HTTP address are."""
     facts = patiently(place, lambda: cluster_facts(place), clock=clock, sleep=sleep)
     nodes = facts.get("nodes", [])
-    addresses = tuple(str(node["kafka"]) for node in nodes if node.get("kafka"))
+    # A broker may have an address with TLS beside the plain one.
+    names = ("kafka_tls", "kafka") if place.uses_tls else ("kafka",)
+    found = [next((node[name] for name in names if node.get(name)), None) for node in nodes]
+    addresses = tuple(str(one) for one in found if one is not None)
     if not addresses:
         raise BrokerUnreachable(
             f"the broker at {place.url} has no Kafka listener, which Spark reads through; start it "

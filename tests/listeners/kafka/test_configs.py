@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from certificates import Pair
+from millstream.config import TABLE, load_settings
 from millstream.kinds import Address
-from millstream.listeners.kafka.configs import STRING, Config, with_http
+from millstream.listeners.kafka.configs import (
+    DEFAULT,
+    OF_BROKER,
+    STRING,
+    Config,
+    broker_configs,
+    with_http,
+)
 from millstream.listeners.kafka.context import Context
 
+HERE = Address("10.1.1.1", 9092)
 
-def url(http: Address | None, *, advertised: Address | None = None, is_secure: bool = False) -> Any:
+
+def url(http: Address | None, *, here: Address = HERE, is_secure: bool = False) -> Any:
     nothing: Any = None
-    context = Context(
-        nothing, nothing, nothing, nothing, 1, advertised, http=http, is_secure=is_secure
-    )
-    call: Any = SimpleNamespace(here=Address("10.1.1.1", 9092))
+    context = Context(nothing, nothing, nothing, nothing, 1, http=http, is_secure=is_secure)
+    call: Any = SimpleNamespace(here=here)
     return context.http_url(call)
 
 
@@ -25,7 +35,7 @@ def url(http: Address | None, *, advertised: Address | None = None, is_secure: b
 def test_http_that_listens_everywhere_is_where_the_client_came_to(everywhere: str) -> None:
     http = Address(everywhere, 8080)
     assert url(http) == "http://10.1.1.1:8080"
-    assert url(http, advertised=Address("broker.example", 19092)) == "http://broker.example:8080"
+    assert url(http, here=Address("broker.example", 19092)) == "http://broker.example:8080"
 
 
 def test_http_is_where_it_listens() -> None:
@@ -39,3 +49,41 @@ def test_without_http_there_is_no_config_that_says_where_it_is() -> None:
     other = Config("millstream.kafka", "127.0.0.1:9092", STRING, 4, True, "where")
     assert with_http([one, other], None) == [other]
     assert with_http([one, other], "http://x:1") == [one._replace(value="http://x:1"), other]
+
+
+@pytest.mark.parametrize(
+    ("flags", "shown", "source"),
+    [
+        ({}, "PLAINTEXT://127.0.0.1:9092", DEFAULT),
+        ({"kafka_advertised": "k.example:1"}, "PLAINTEXT://k.example:1", OF_BROKER),
+        ({"tls": "on"}, "SSL://127.0.0.1:9092", DEFAULT),
+        (
+            {"tls": "on", "kafka_tls": "127.0.0.1:9093"},
+            "PLAINTEXT://127.0.0.1:9092,SSL://127.0.0.1:9093",
+            DEFAULT,
+        ),
+        (
+            {
+                "tls": "on",
+                "kafka": "off",
+                "kafka_tls": "127.0.0.1:9093",
+                "kafka_tls_advertised": "k.example:2",
+            },
+            "SSL://k.example:2",
+            OF_BROKER,
+        ),
+    ],
+)
+def test_the_addresses_that_clients_are_told_are_shown_with_how_they_speak(
+    tmp_path: Path, flags: dict[str, str], shown: str, source: int
+) -> None:
+    given = {"kafka": "127.0.0.1:9092", **flags}
+    if given.pop("tls", None):
+        pair = Pair(tmp_path)
+        given |= {"tls_cert": str(pair.certificate), "tls_key": str(pair.key)}
+    settings = load_settings(flags=given, environment={})
+    configs = broker_configs(
+        (row, getattr(settings, row.attribute), settings.origins[row.name]) for row in TABLE
+    )
+    [found] = [one for one in configs if one.name == "advertised.listeners"]
+    assert (found.value, found.source) == (shown, source)

@@ -40,7 +40,8 @@ CLUSTER = Form(
     {
         200: Reply(
             "This broker: it stands alone. `id` is that of its data directory, and Kafka's "
-            "cluster id. `http` is a URL, `kafka` an address, or null where it does not listen.",
+            "cluster id. `http` is a URL, `kafka` an address, or null where it does not listen; "
+            "`kafka_tls` is where it speaks TLS, if that is apart from `kafka`.",
             {
                 JSON_MEDIA: shown(
                     "Cluster",
@@ -50,6 +51,7 @@ CLUSTER = Form(
                         shown("Node", node_id=number(), state=text(), version=text(),
                               uptime_seconds=NUMBER, is_leader=BOOLEAN, id=text(),
                               http=nullable(text()), kafka=nullable(text()),
+                              kafka_tls=nullable(text()),
                               data_directory=text())
                     ),
                 )
@@ -117,6 +119,7 @@ class ClusterAnswers:
         topics, status = self._broker.topics, self._status
         where, id = status.whereabouts, self._broker.manifests.cluster_id
         http, kafka = _seen_from(call, where.http), _seen_from(call, where.kafka)
+        kafka_tls = _seen_from(call, where.kafka_tls)
         facts = {
             "id": id,
             "nodes": 1,
@@ -132,6 +135,7 @@ class ClusterAnswers:
             "id": id,
             "http": None if http is None else _url_of(http, where.is_secure),
             "kafka": None if kafka is None else str(kafka),
+            "kafka_tls": None if kafka_tls is None else str(kafka_tls),
             "data_directory": where.data_directory,
         }
         return json_of({"cluster": facts, "nodes": [node]})

@@ -44,7 +44,7 @@ class Call:
     # Of the request, from its header on.
     body: memoryview
     flexible: bool
-    # Where the client found us: what it is told to come back to, unless a setting says otherwise.
+    # What the client is told to come back to: where it found us, unless a setting says otherwise.
     here: Address
     peer: str
     # Set by a handler that waits for something to come. Called when it may not wait longer,

@@ -29,8 +29,7 @@ from millstream.listeners.kafka.share_apis import share_apis
 from millstream.listeners.kafka.topic_apis import topic_apis
 
 if TYPE_CHECKING:
-    import socket
-    import ssl
+    from collections.abc import Sequence
 
     from millstream.broker.broker import Broker
     from millstream.broker.turns import Turns
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from millstream.engine.protocol import Engine
     from millstream.kinds import Address
     from millstream.listeners.kafka.apis import Api
+    from millstream.listeners.kafka.listener import Door
 
 
 def every_api(context: Context) -> dict[int, Api]:
@@ -63,16 +63,14 @@ def every_api(context: Context) -> dict[int, Api]:
 
 
 def kafka_listener(
-    bound: socket.socket,
+    doors: Sequence[Door],
     engine: Engine,
     broker: Broker,
     turns: Turns,
     settings: Settings,
     *,
-    address: str,
     http: Address | None,
     connections_max: int,
-    tls: ssl.SSLContext | None,
 ) -> KafkaListener:
     """What the settings mean for it."""
     limits = Limits(
@@ -87,13 +85,12 @@ def kafka_listener(
         shared=shared,
         turns=turns,
         node_id=settings.node_id,
-        advertised=settings.kafka_advertised,
         fetch_bytes_max=settings.kafka_fetch_bytes_max,
         broker_configs=broker_configs(
             (row, getattr(settings, row.attribute), settings.origins[row.name]) for row in TABLE
         ),
         http=http,
-        is_secure=tls is not None,
+        is_secure=settings.tls_cert is not None,
     )
     shared.table.update(every_api(context))
-    return KafkaListener(shared, bound, address=address, connections_max=connections_max, tls=tls)
+    return KafkaListener(shared, doors, connections_max=connections_max)

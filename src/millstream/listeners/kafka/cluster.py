@@ -91,7 +91,7 @@ def _metadata(context: Context, call: Call, asked: Any) -> Generator[Pending[Any
     topics = []
     for name, id in names:
         topics.append((yield from _described(context, name, id, may_make)))
-    place = context.place(call)
+    place = call.here
     Broker = MetadataResponse.MetadataResponseBroker  # noqa: N806  a class
     return MetadataResponse(
         throttle_time_ms=0,
@@ -171,7 +171,7 @@ def find_coordinator(context: Context, call: Call, asked: Any) -> Any:
     elif key_type not in (GROUP, SHARE):
         code = context.count(Code.INVALID_REQUEST)
         message = f"there are no coordinators of the type {key_type}"
-    place = context.place(call)
+    place = call.here
     is_found = code == Code.NONE
     where = {
         "node_id": context.node_id if is_found else -1,
@@ -201,7 +201,7 @@ def describe_cluster(context: Context, call: Call, asked: Any) -> Any:
             controller_id=context.node_id,
             brokers=[],
         )
-    place = context.place(call)
+    place = call.here
     Broker = DescribeClusterResponse.DescribeClusterBroker  # noqa: N806  a class
     return DescribeClusterResponse(
         throttle_time_ms=0,

@@ -240,7 +240,13 @@ def with_http(configs: Iterable[Config], url: str | None) -> list[Config]:
 def _advertised(values: Mapping[str, object], sources: Mapping[str, int]) -> Config:
     """Where clients are told to come to. Kafka's tools take it for one that could be changed while
     the broker runs; who tries is refused as for all others."""
-    name = "kafka_advertised" if values.get("kafka_advertised") is not None else "kafka"
-    shown = f"{'SSL' if values.get('tls_cert') else 'PLAINTEXT'}://{values.get(name) or ''}"
-    about = "The setting kafka_advertised, or kafka."
-    return Config("advertised.listeners", shown, LIST, sources["kafka_advertised"], False, about)
+    is_plain = not values.get("tls_cert") or values.get("kafka_tls") is not None
+    protocols = {"kafka": "PLAINTEXT" if is_plain else "SSL", "kafka_tls": "SSL"}
+    places = {one: values.get(f"{one}_advertised") or values.get(one) for one in protocols}
+    shown = ",".join(
+        f"{protocols[name]}://{place}" for name, place in places.items() if place is not None
+    )
+    about = "The settings kafka_advertised and kafka_tls_advertised, or kafka and kafka_tls."
+    is_set = OF_BROKER in (sources["kafka_advertised"], sources["kafka_tls_advertised"])
+    source = OF_BROKER if is_set else DEFAULT
+    return Config("advertised.listeners", shown, LIST, source, False, about)

@@ -153,6 +153,7 @@ class _Slot:
 
 class Connection(asyncio.BufferedProtocol):
     __slots__ = (
+        "_advertised",
         "_filled",
         "_frame",
         "_here",
@@ -174,9 +175,16 @@ class Connection(asyncio.BufferedProtocol):
         "_unread",
     )
 
-    def __init__(self, shared: Shared, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        shared: Shared,
+        loop: asyncio.AbstractEventLoop,
+        advertised: Address | None = None,
+    ) -> None:
         self._shared = shared
         self._loop = loop
+        # What its client is told to come back to; None is where it came to.
+        self._advertised = advertised
         self._transport: asyncio.Transport | None = None
         self._here = Address("", 0)
         self._peer = ""
@@ -205,7 +213,7 @@ class Connection(asyncio.BufferedProtocol):
         # uvloop's transports are no subclasses of asyncio's.
         self._transport = transport = cast("asyncio.Transport", transport)
         transport.set_write_buffer_limits(UNREAD_BYTES)
-        self._here = _place(transport.get_extra_info("sockname"))
+        self._here = self._advertised or _place(transport.get_extra_info("sockname"))
         self._peer = str(_place(transport.get_extra_info("peername")))
         self._shared.connections.add(self)
         self._shared.counts.connections += 1

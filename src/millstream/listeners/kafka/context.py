@@ -26,8 +26,6 @@ class Context:
     shared: Shared
     turns: Turns
     node_id: int
-    # What clients are told to come to; None is where they came to already.
-    advertised: Address | None = None
     fetch_bytes_max: int = 55 * 1024 * 1024
     # Its settings, as Kafka shows them.
     broker_configs: list[Config] = field(default_factory=list)
@@ -42,15 +40,11 @@ class Context:
             self._cluster_id = cluster_id(self.engine)
         return self._cluster_id
 
-    def place(self, call: Call) -> Address:
-        """Where this broker is, for a client."""
-        return self.advertised or call.here
-
     def http_url(self, call: Call) -> str | None:
         """Where HTTP is, for a client; None where it is not served."""
         if self.http is None:
             return None
-        host = self.place(call).host if self.http.is_everywhere else self.http.host
+        host = call.here.host if self.http.is_everywhere else self.http.host
         return f"{'https' if self.is_secure else 'http'}://{Address(host, self.http.port)}"
 
     def code(self, error: BaseException) -> Code:

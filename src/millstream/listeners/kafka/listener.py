@@ -1,9 +1,12 @@
-"""The Kafka listener: connections on a socket that is already bound, from start to stop."""
+"""The Kafka listener: connections on sockets that are already bound, from start to stop.
+
+There may be two doors, a plain one and one with TLS. Whoever came in, by whichever, counts and
+shares alike."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from millstream.listeners.http.tls import TlsDoor
 from millstream.listeners.kafka.connection import Connection
@@ -13,10 +16,11 @@ from millstream.observe.metrics import counter, counters, gauge
 if TYPE_CHECKING:
     import socket
     import ssl
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from prometheus_client.core import Metric
 
+    from millstream.kinds import Address
     from millstream.listeners.kafka.connection import Shared
 
 # Connections that wait to be accepted; the kernel cuts it to its own limit (net.core.somaxconn).
@@ -29,53 +33,57 @@ STOP_LOOK_SECONDS = 0.01
 log = get_logger("kafka")
 
 
+class Door(NamedTuple):
+    """Where clients come in."""
+
+    # The setting that asks for it.
+    name: str
+    bound: socket.socket
+    address: str
+    tls: ssl.SSLContext | None = None
+    # What those who came in by it are told to come back to; None is where they came to.
+    advertised: Address | None = None
+
+
 class KafkaListener:
     name = "kafka"
 
-    def __init__(
-        self,
-        shared: Shared,
-        bound: socket.socket,
-        *,
-        address: str,
-        connections_max: int,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        self.address = address
+    def __init__(self, shared: Shared, doors: Sequence[Door], *, connections_max: int) -> None:
         self.shared = shared
         self._connections_max = connections_max
-        self._socket = bound
-        self._tls = tls
-        self._listening: asyncio.Server | TlsDoor | None = None
+        self._doors = doors
+        self._listening: list[asyncio.Server | TlsDoor] = []
         self._ticking: asyncio.TimerHandle | None = None
         self._turned_away = 0
         self._invalid = 0
 
     async def start(self) -> None:
         """Listen. After this, connections are accepted."""
-        loop = asyncio.get_running_loop()
-        if self._tls is None:
-            self._listening = await loop.create_server(
-                lambda: self._connection(loop), sock=self._socket, backlog=BACKLOG
-            )
-        else:
-            self._listening = TlsDoor(
-                self._socket,
-                self._tls,
-                lambda: self._connection(loop),
-                backlog=BACKLOG,
-                connections_max=self._connections_max,
-            )
-        has_tls = self._tls is not None
-        log.info("listening", listener=self.name, address=self.address, tls=has_tls)
+        for door in self._doors:
+            self._listening.append(await self._open(door))
+            has_tls = door.tls is not None
+            log.info("listening", listener=door.name, address=door.address, tls=has_tls)
         self._tick()
 
-    def _connection(self, loop: asyncio.AbstractEventLoop) -> asyncio.BaseProtocol:
-        shared = self.shared
-        if len(shared.connections) >= self._connections_max:
-            shared.counts.turned_away += 1
-            return _TurnedAway()
-        return Connection(shared, loop)
+    async def _open(self, door: Door) -> asyncio.Server | TlsDoor:
+        loop = asyncio.get_running_loop()
+
+        def connection() -> asyncio.BaseProtocol:
+            shared = self.shared
+            if len(shared.connections) >= self._connections_max:
+                shared.counts.turned_away += 1
+                return _TurnedAway()
+            return Connection(shared, loop, door.advertised)
+
+        if door.tls is None:
+            return await loop.create_server(connection, sock=door.bound, backlog=BACKLOG)
+        return TlsDoor(
+            door.bound,
+            door.tls,
+            connection,
+            backlog=BACKLOG,
+            connections_max=self._connections_max,
+        )
 
     def _tick(self) -> None:
         """Once a second: whether everybody gets on, and who did not."""
@@ -111,11 +119,13 @@ class KafkaListener:
 
     async def stop(self, within_seconds: float) -> None:
         """Accept no more, let requests end for a while, then close what is left."""
-        if self._ticking is None or self._listening is None:
-            self._socket.close()
+        if self._ticking is None:
+            for door in self._doors:
+                door.bound.close()
             return
         self._ticking.cancel()
-        self._listening.close()
+        for one in self._listening:
+            one.close()
         for connection in list(self.shared.connections):
             connection.shut()
         try:
