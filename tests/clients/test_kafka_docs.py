@@ -47,8 +47,9 @@ def shell(broker: BrokerProcess, folder: Path, command: str) -> str:
 
 def test_the_commands_of_the_page_do_what_it_says(broker: BrokerProcess, tmp_path: Path) -> None:
     require_kcat()
-    serve, first, read, lanes, advertised = [one for one in blocks("kafka.md") if one[:2] == "$ "]
-    for one in (serve, advertised):
+    shown = [one for one in blocks("kafka.md") if one[:2] == "$ "]
+    serve, first, read, lanes, advertised, tls = shown
+    for one in (serve, advertised, tls):
         # Flags that a broker takes; the one of this test has ports of its own.
         flags = re.findall(r"--[a-z-]+", one)
         assert flags
@@ -59,8 +60,8 @@ def test_the_commands_of_the_page_do_what_it_says(broker: BrokerProcess, tmp_pat
     command, *printed = consume.splitlines()
     # Records without a key go wherever their producer likes.
     assert sorted(shell(broker, tmp_path, command).splitlines()) == sorted(printed)
-    command, shown = read.removeprefix("$ ").splitlines()
-    page, expected = json.loads(shell(broker, tmp_path, command)), json.loads(shown)
+    command, answer = read.removeprefix("$ ").splitlines()
+    page, expected = json.loads(shell(broker, tmp_path, command)), json.loads(answer)
     assert page.keys() == expected.keys()
     assert page["messages"][0].keys() == expected["messages"][0].keys()
     for command in lanes.removeprefix("$ ").splitlines():

@@ -70,6 +70,11 @@ class Directory:
         known = self._offsets.topics_of(name, topics)
         return GroupSummary(name, "empty", 0, generation, self._assignor, known, None), []
 
+    def has_groups(self) -> bool:
+        """Whether there is any."""
+        sources = (self._groups, self._classic, self._shares)
+        return any(one.names() for one in sources) or bool(self._offsets.table.groups())
+
     @property
     def members(self) -> int:
         return self._groups.members + self._classic.members + self._shares.members

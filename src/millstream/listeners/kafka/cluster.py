@@ -20,6 +20,7 @@ from kafka.protocol.metadata import (
 
 from millstream.engine.pending import Pending, follow
 from millstream.errors import MillstreamError
+from millstream.listeners.kafka import offsets_topic
 from millstream.listeners.kafka.apis import Api, control, decode
 from millstream.log.partition import PartitionId
 from millstream.wire.kafka.codes import Code
@@ -105,7 +106,10 @@ def _metadata(context: Context, call: Call, asked: Any) -> Generator[Pending[Any
 def _names(context: Context, call: Call, asked: Any) -> list[tuple[str | None, UUID | None]]:
     """Of the topics that are asked for, or their ids; in version 0, none means all."""
     if asked.topics is None or (call.version == 0 and not asked.topics):
-        return [(name, None) for name in context.broker.topics.names()]
+        every = context.broker.topics.names()
+        if offsets_topic.is_there(context):
+            every.append(offsets_topic.NAME)
+        return [(name, None) for name in every]
     found: dict[tuple[str | None, UUID | None], None] = {}
     for topic in asked.topics:
         id = topic.topic_id if call.version >= 10 and topic.topic_id != NO_TOPIC_ID else None
@@ -117,6 +121,8 @@ def _described(
     context: Context, name: str | None, id: UUID | None, may_make: bool
 ) -> Generator[Pending[Any], Any, Any]:
     topics = context.broker.topics
+    if name == offsets_topic.NAME or id == offsets_topic.ID:
+        return _offsets_topic(context)
     if name is None:
         by_id = [topic for topic in topics.by_name.values() if topic.uuid == id]
         if not by_id:
@@ -130,25 +136,39 @@ def _described(
 
 
 def _topic(context: Context, topic: Topic) -> Any:
+    leader_epoch = context.engine.leader_epoch
+    ids = (PartitionId(topic.name, number) for number in range(topic.partitions))
+    return _shown(context, topic.name, topic.uuid, [leader_epoch(id) for id in ids])
+
+
+def _offsets_topic(context: Context) -> Any:
+    epochs = [offsets_topic.EPOCH] * offsets_topic.PARTITIONS
+    return _shown(context, offsets_topic.NAME, offsets_topic.ID, epochs, is_internal=True)
+
+
+def _shown(
+    context: Context, name: str, id: UUID, epochs: list[int], *, is_internal: bool = False
+) -> Any:
+    """A topic whose partitions have these leader epochs."""
     Response = MetadataResponse.MetadataResponseTopic  # noqa: N806  a class
     Partition = Response.MetadataResponsePartition  # noqa: N806  a class
     node = [context.node_id]
     return Response(
         error_code=Code.NONE,
-        name=topic.name,
-        topic_id=topic.uuid,
-        is_internal=False,
+        name=name,
+        topic_id=id,
+        is_internal=is_internal,
         partitions=[
             Partition(
                 error_code=Code.NONE,
                 partition_index=number,
                 leader_id=context.node_id,
-                leader_epoch=context.engine.leader_epoch(PartitionId(topic.name, number)),
+                leader_epoch=epoch,
                 replica_nodes=node,
                 isr_nodes=node,
                 offline_replicas=[],
             )
-            for number in range(topic.partitions)
+            for number, epoch in enumerate(epochs)
         ],
     )
 
@@ -171,6 +191,8 @@ def find_coordinator(context: Context, call: Call, asked: Any) -> Any:
     elif key_type not in (GROUP, SHARE):
         code = context.count(Code.INVALID_REQUEST)
         message = f"there are no coordinators of the type {key_type}"
+    else:
+        context.has_groups = True
     place = call.here
     is_found = code == Code.NONE
     where = {

@@ -15,11 +15,13 @@ from kafka.protocol.admin import (
 
 from millstream.engine.pending import Pending, follow
 from millstream.errors import MillstreamError
+from millstream.listeners.kafka import offsets_topic
 from millstream.listeners.kafka.apis import Api, control
 from millstream.listeners.kafka.codes import message_of
 from millstream.listeners.kafka.configs import (
     Config,
     describe,
+    describe_internal,
     read_configs,
     set_for,
     with_http,
@@ -98,6 +100,8 @@ class _NoResource(Exception):
 
 
 def _of(context: Context, call: Call, resource: Any) -> list[Config]:
+    if resource.resource_type == TOPIC and resource.resource_name == offsets_topic.NAME:
+        return describe_internal()
     if resource.resource_type == TOPIC:
         return describe(context.broker.topics.get(resource.resource_name))
     if resource.resource_type != BROKER:

@@ -134,6 +134,8 @@ _FIXED = {
     "segment.jitter.ms": ("0", LONG),
     "unclean.leader.election.enable": ("false", BOOLEAN),
 }
+# Kafka's compacts it.
+_INTERNAL = {**_FIXED, "cleanup.policy": ("compact", LIST)}
 
 
 def read_configs(configs: Mapping[str, str | None]) -> dict[str, object]:
@@ -174,6 +176,14 @@ def describe(topic: Topic) -> list[Config]:
         for name, (value, kind) in _FIXED.items()
     ]
     return sorted(found)
+
+
+def describe_internal() -> list[Config]:
+    """Of a topic that only looks like one of Kafka's: nothing in it can be changed."""
+    return [
+        Config(name, value, kind, DEFAULT, True, "Always the same in this broker.")
+        for name, (value, kind) in sorted(_INTERNAL.items())
+    ]
 
 
 def set_for(topic: Topic) -> set[str]:

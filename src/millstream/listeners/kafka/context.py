@@ -32,6 +32,8 @@ class Context:
     # Where HTTP is served, and whether with TLS: by it clients find what Kafka has no word for.
     http: Address | None = None
     is_secure: bool = False
+    # Whether any was looked for since the start, or was there when somebody asked.
+    has_groups: bool = False
     _cluster_id: str = field(default="", init=False)
 
     @property

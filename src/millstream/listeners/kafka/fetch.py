@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.engine.pending import Pending, follow
 from millstream.errors import MillstreamError, OffsetOutOfRange
+from millstream.listeners.kafka import offsets_topic
 from millstream.listeners.kafka.apis import Api
 from millstream.listeners.kafka.sessions import Sessions
 from millstream.wire.kafka import fetch as wire
@@ -122,6 +123,10 @@ class _Place:
         self.position = part.offset
         self.id: PartitionId | None = None
         self.code = Code.NONE
+        if name == offsets_topic.NAME:
+            self.code = offsets_topic.code_of_offset(context, part.number, part.offset)
+            self._start_offset = self._high_watermark = 0
+            return
         try:
             id = self.id = context.broker.topics.partition_of(name, part.number)
             if part.leader_epoch >= 0:

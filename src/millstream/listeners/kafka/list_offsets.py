@@ -11,6 +11,7 @@ from kafka.protocol.consumer import (
 
 from millstream.engine.pending import Pending, follow
 from millstream.errors import MillstreamError
+from millstream.listeners.kafka import offsets_topic
 from millstream.listeners.kafka.apis import Api, control
 from millstream.listeners.kafka.fetch import check_epoch
 from millstream.wire.kafka import list_offsets as wire
@@ -62,6 +63,8 @@ def _find(
     context: Context, call: Call, name: str, part: Part
 ) -> Generator[Pending[Any], Any, Found]:
     number, epoch, timestamp_ms = part
+    if name == offsets_topic.NAME:
+        return offsets_topic.find(context, number, timestamp_ms)
     id = context.broker.topics.partition_of(name, number)
     if epoch >= 0 and (code := check_epoch(context, id, epoch)):
         return wire.Found(number, code)
@@ -123,6 +126,8 @@ def epoch_ends(context: Context, asked: Any) -> Any:
 
 def _epoch_end(context: Context, name: str, part: Any) -> Any:
     epoch, end, code = NO_EPOCH, wire.NOWHERE, Code.NONE
+    if name == offsets_topic.NAME:
+        return _epoch(part.partition, offsets_topic.EPOCH, 0, code)
     try:
         id = context.broker.topics.partition_of(name, part.partition)
         if part.current_leader_epoch >= 0:
@@ -135,5 +140,9 @@ def _epoch_end(context: Context, name: str, part: Any) -> Any:
             epoch, end = context.engine.epoch_end(id, part.leader_epoch)
     except MillstreamError as error:
         code = context.code(error)
+    return _epoch(part.partition, epoch, end, code)
+
+
+def _epoch(number: int, epoch: int, end: int, code: Code) -> Any:
     One = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult.EpochEndOffset  # noqa: N806
-    return One(error_code=code, partition=part.partition, leader_epoch=epoch, end_offset=end)
+    return One(error_code=code, partition=number, leader_epoch=epoch, end_offset=end)

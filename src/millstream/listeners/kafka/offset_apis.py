@@ -10,6 +10,7 @@ from millstream.broker.commits import Committer, check_member, commit
 from millstream.broker.group_values import Commit, check_group_name
 from millstream.engine.pending import Pending, follow
 from millstream.errors import GroupNotEmpty, MillstreamError, StaleGeneration
+from millstream.listeners.kafka import offsets_topic
 from millstream.listeners.kafka.apis import Api, control
 from millstream.log.partition import PartitionId
 from millstream.wire.kafka.codes import Code
@@ -73,7 +74,13 @@ def _commit(
     commits = [Commit(*one) for _, partitions in asked.topics for one in partitions]
     try:
         outcomes = yield commit(context.broker.consuming, asked.group, commits, by)
-        codes = [Code.NONE if one is None else context.coordinator_code(one) for one in outcomes]
+        codes = [
+            # Who reads all topics commits for this one too, and nothing is lost by forgetting it.
+            Code.NONE
+            if error is None or one.topic == offsets_topic.NAME
+            else context.coordinator_code(error)
+            for one, error in zip(commits, outcomes, strict=True)
+        ]
     except MillstreamError as error:
         codes = [_refusal(context, call, asked.group, error)] * len(commits)
     next_code = iter(codes)
