@@ -3,7 +3,9 @@ beside it."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from kafka.protocol.producer import (
@@ -13,10 +15,23 @@ from kafka.protocol.producer import (
     ProduceResponse,
 )
 
-from listeners.http_scene import run
-from listeners.kafka_scene import Client, Scene, batch, produce
+from listeners.http_scene import run, until
+from listeners.kafka_scene import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    Client,
+    Scene,
+    batch,
+    produce,
+)
+from millstream.engine.pending import Pending
+from millstream.errors import EngineBusy
 from millstream.log import batch as batches
 from millstream.wire.kafka.codes import Code
+
+if TYPE_CHECKING:
+    from millstream.engine.protocol import Engine
+    from millstream.log.partition import PartitionId
 
 
 def sequenced(id: int, epoch: int, sequence: int, count: int = 1) -> bytes:
@@ -135,5 +150,117 @@ def test_a_request_that_cannot_be_is_refused_whole(
             _, stored = await client.answer(ProduceResponse, version)
             assert stored.responses[0].partition_responses[0].error_code == code
             assert await store(client, batch(b"y")) == ("NONE", 0)
+
+    run(scenario())
+
+
+# ---- nobody hears
+
+
+class SlowDisk:
+    """An engine whose appends end when a test says so, and that has room for so many bytes."""
+
+    def __init__(self, engine: Any, room: int) -> None:
+        self._engine = engine
+        self._room = room
+        self.waiting: list[tuple[Pending[int], int]] = []
+        self.refused = 0
+
+    def append(self, id: PartitionId, data: batches.Data, header: batches.Header) -> Pending[int]:
+        del id, header
+        if len(data) > self._room:
+            self.refused += 1
+            return Pending.failed(EngineBusy("no room", limit_bytes=0))
+        self._room -= len(data)
+        pending: Pending[int] = Pending()
+        self.waiting.append((pending, len(data)))
+        return pending
+
+    def has(self, count: int) -> bool:
+        return len(self.waiting) == count
+
+    def finish(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for pending, size in waiting:
+            self._room += size
+            pending.succeed(0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+def slow_disk(scene: Scene, room: int = 1 << 30) -> SlowDisk:
+    disk = SlowDisk(scene.engine, room)
+    scene.broker.sealed_batches._engine = cast("Engine", disk)
+    return disk
+
+
+def test_who_asks_for_no_answer_is_not_read_past_its_limit_of_requests() -> None:
+    async def scenario() -> None:
+        async with Scene(requests_max=5) as scene:
+            disk = slow_disk(scene)
+            client = await scene.connect()
+            for _ in range(12):
+                client.send(produce(batch(b"x"), acks=0), 7)
+            client.send(ApiVersionsRequest(), 0, 9)
+            for count in (5, 5, 2):
+                await until(partial(disk.has, count), "as many")
+                assert await (await scene.connect()).is_served()
+                assert disk.has(count)
+                disk.finish()
+            # The only thing it hears of.
+            assert (await client.answer(ApiVersionsResponse, 0))[0] == 9
+            assert scene.shared.buffer_bytes == 0
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("size", [1000, 400_000])
+def test_a_disk_that_is_slower_than_its_senders_loses_nothing_that_nobody_hears_of(
+    size: int,
+) -> None:
+    async def scenario() -> None:
+        count, senders = 40, 4
+        # What waits for the disk is half of all, and a request that was the last to have room.
+        limit = 4 * (size + 200)
+        async with Scene(buffer_bytes_max=limit) as scene:
+            disk = slow_disk(scene, room=limit // 2 + size + 200)
+            clients = [await scene.connect() for _ in range(senders)]
+            for client in clients:
+                for _ in range(count):
+                    client.send(produce(batch(b"x" * size), acks=0), 7)
+            while scene.requests("Produce") < count * senders:
+                await until(lambda: scene.shared.room <= 0, "no room")
+                disk.finish()
+                await asyncio.sleep(0)
+            disk.finish()
+            assert disk.refused == 0
+            assert all([await client.is_served() for client in clients])
+            assert scene.shared.buffer_bytes == scene.shared.claimed_bytes == 0
+
+    run(scenario())
+
+
+def test_a_batch_that_is_refused_late_ends_the_connection_of_who_asked_for_no_answer() -> None:
+    async def scenario() -> None:
+        async with Scene() as scene:
+            disk = slow_disk(scene)
+            client = await scene.connect()
+            client.send(produce(batch(b"a"), acks=1), 7, 1)
+            client.send(produce(batch(b"b"), acks=0), 7, 2)
+            await until(lambda: len(disk.waiting) == 2, "both on their way")
+            heard, unheard = (pending for pending, _ in disk.waiting)
+            unheard.fail(EngineBusy("no room", limit_bytes=0))
+            heard.succeed(7)
+            # What came before it is answered.
+            correlation_id, stored = await client.answer(ProduceResponse, 7)
+            assert (correlation_id, stored.responses[0].partition_responses[0].base_offset) == (
+                1,
+                7,
+            )
+            assert await client.frame() == b""
+            assert scene.shared.counts.invalid == 1
+            assert "no room" in scene.shared.complaint
+            assert scene.shared.buffer_bytes == 0
 
     run(scenario())

@@ -57,8 +57,10 @@ ROUND_NOTES = 64
 UNAPPLIED_BYTES = 1024 * 1024
 UNAPPLIED_S = 0.05
 UNAPPLIED_BYTES_MAX = 8 * 1024 * 1024
-# Appends that wait, all together; beyond it the caller must slow down.
-QUEUE_BYTES_MAX = 256 * 1024 * 1024
+# Appends that wait, all together; beyond it the caller must slow down. More than requests of
+# Kafka's clients may hold by default, which is 256 MiB and the last that had room: those without
+# acks are lost when they are refused.
+QUEUE_BYTES_MAX = 320 * 1024 * 1024
 
 OUT_OF_ROOM = {errno.ENOSPC, errno.EDQUOT}
 OUT_OF_FILES = {errno.EMFILE, errno.ENFILE}

@@ -11,9 +11,9 @@ has not come. A connection is not read from
   bytes as are allowed;
 - while its client does not read its answers.
 
-What was read by then stays in `_rest`. Nobody takes for ever: a request has to come within a time,
-answers have to be read within one, and an idle connection is closed (`sweep`, which the listener
-calls once a second).
+What was read by then stays in `_rest`, and a request with its own memory in `_whole`. Nobody takes
+for ever: a request has to come within a time, answers have to be read within one, and an idle
+connection is closed (`sweep`, which the listener calls once a second).
 """
 
 from __future__ import annotations
@@ -173,6 +173,7 @@ class Connection(asyncio.BufferedProtocol):
         "_start",
         "_transport",
         "_unread",
+        "_whole",
     )
 
     def __init__(
@@ -192,6 +193,8 @@ class Connection(asyncio.BufferedProtocol):
         self._start = b""
         self._frame: memoryview | None = None
         self._filled = 0
+        # One that is all here, and for which there is no room yet; it keeps its claim.
+        self._whole: memoryview | None = None
         # What was read and is not to be served yet.
         self._rest = b""
         self._line: deque[_Slot] = deque()
@@ -226,10 +229,10 @@ class Connection(asyncio.BufferedProtocol):
         shared.waiting.pop(self, None)
         # What is in the engine goes on, and its answer finds nobody.
         held = self._unread + sum(slot.size for slot in self._line)
-        claimed = 0 if self._frame is None else len(self._frame)
+        claimed = sum(len(one) for one in (self._frame, self._whole) if one is not None)
         hurried = [slot.call for slot in self._line]
         self._line.clear()
-        self._frame = None
+        self._frame = self._whole = None
         self._rest = b""
         self._out = []
         self._unread = self._filled = 0
@@ -254,10 +257,11 @@ class Connection(asyncio.BufferedProtocol):
         if self._filled == len(frame):
             self._frame = None
             self._filled = 0
-            self._serve(frame)
-            self._flush()
-            self._mind_limits()
-            self._shared.unclaim(len(frame))
+            self._whole = frame
+            if self._is_full():
+                self._pause()
+            else:
+                self._serve_whole(frame)
 
     def eof_received(self) -> bool:
         """A client that sends no more may still read its answers, but not wait for any: as a rule
@@ -312,6 +316,8 @@ class Connection(asyncio.BufferedProtocol):
             self._wait_for_room()
             return
         self._is_paused = False
+        if self._whole is not None:
+            self._serve_whole(self._whole)
         rest, self._rest = self._rest, b""
         if rest:
             self._read(memoryview(rest))
@@ -367,6 +373,13 @@ class Connection(asyncio.BufferedProtocol):
         self._frame = memoryview(_memory(size))
         self._frame[: len(start)] = start
         self._filled = len(start)
+
+    def _serve_whole(self, frame: memoryview) -> None:
+        self._whole = None
+        self._serve(frame)
+        self._flush()
+        self._mind_limits()
+        self._shared.unclaim(len(frame))
 
     def _is_full(self) -> bool:
         """Whether there is too much to do. A request that has begun is read to its end."""
@@ -437,11 +450,14 @@ class Connection(asyncio.BufferedProtocol):
     def _answered(self, slot: _Slot, done: Pending[Reply]) -> None:
         if self._is_lost:
             return
-        if done.error is not None:
+        if isinstance(done.error, RequestInvalid):
+            # What was wrong with it was found late. Those before it are answered.
+            self._refuse(str(done.error))
+        elif done.error is not None:
             log.error("a request failed", peer=self._peer, api=slot.api.name, exc_info=done.error)
             self.cut()
             return
-        slot.reply = done.result()
+        slot.reply = None if done.error is not None else done.result()
         slot.is_done = True
         line = self._line
         if line[0] is not slot:

@@ -2,6 +2,9 @@
 
 A batch that is refused says so in its partition's place; the others are stored all the same. The
 bytes go to the engine as they lie in the request.
+
+Who asks for no answer is waited for all the same: its requests have their place in the line and
+count against the limits, or it would send more than the disk takes, and lose what is refused.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ def produce_apis(context: Context) -> list[Api]:
 def produce(context: Context, call: Call) -> Reply | Pending[Reply]:
     request = wire.read(call.body, call.version)
     refusal = _refusal(request, call.version)
-    gathered = _Gathered(call.version)
+    gathered = _Gathered(call.version, is_heard=request.acks != UNHEARD)
     for name, parts in request.topics:
         results = [wire.Result(part.number, Code.UNKNOWN_SERVER_ERROR) for part in parts]
         gathered.topics.append((name, results))
@@ -54,13 +57,7 @@ def produce(context: Context, call: Call) -> Reply | Pending[Reply]:
                 results[at] = wire.Result(part.number, context.count(code), message=message)
             else:
                 _append(context, name, part, gathered.place(results, at))
-    if request.acks != UNHEARD:
-        return gathered.outcome()
-    refused = gathered.refused()
-    if refused is not None:
-        # As Kafka does: the end of the connection is all that such a client hears.
-        raise RequestInvalid(f"a batch without acks was refused: {refused}")
-    return None
+    return gathered.outcome()
 
 
 def _refusal(request: wire.Request, version: int) -> tuple[Code, str] | None:
@@ -102,10 +99,11 @@ def _append(context: Context, name: str, part: Part, done: Callable[[Result], No
 class _Gathered:
     """The results of one request, as they come."""
 
-    __slots__ = ("_left", "_pending", "_version", "topics")
+    __slots__ = ("_is_heard", "_left", "_pending", "_version", "topics")
 
-    def __init__(self, version: int) -> None:
+    def __init__(self, version: int, *, is_heard: bool) -> None:
         self._version = version
+        self._is_heard = is_heard
         self._left = 0
         self._pending: Pending[Reply] | None = None
         self.topics: list[tuple[str, list[Result]]] = []
@@ -117,18 +115,26 @@ class _Gathered:
             results[at] = result
             self._left -= 1
             if not self._left and self._pending is not None:
-                self._pending.succeed(wire.response(self.topics, self._version))
+                try:
+                    self._pending.succeed(self._reply())
+                except RequestInvalid as refused:
+                    self._pending.fail(refused)
 
         return done
 
     def outcome(self) -> Reply | Pending[Reply]:
         """Once all are under way."""
         if not self._left:
-            return wire.response(self.topics, self._version)
+            return self._reply()
         self._pending = Pending()
         return self._pending
 
-    def refused(self) -> str | None:
-        """What was wrong with the first that was refused at once."""
-        found = (one.message for _, results in self.topics for one in results if one.message)
-        return next(found, None)
+    def _reply(self) -> Reply:
+        if self._is_heard:
+            return wire.response(self.topics, self._version)
+        for _, results in self.topics:
+            for one in results:
+                if one.code != Code.NONE:
+                    # As Kafka does: the end of the connection is all that such a client hears.
+                    raise RequestInvalid(f"a batch without acks was refused: {one.message}")
+        return None
