@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import mmap
 import ssl
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import trustme
@@ -25,9 +26,15 @@ from millstream.listeners.kafka.connection import (
     IDLE_S_MAX,
     OWN_PAGES_BYTES,
     REQUEST_S_MAX,
+    TOLD_MAX,
     UNREAD_S_MAX,
+    Limits,
+    Shared,
 )
 from millstream.wire.kafka.codes import Code
+
+if TYPE_CHECKING:
+    from millstream.listeners.kafka.connection import Connection
 
 HOUR_MS = 3_600_000
 
@@ -200,7 +207,7 @@ def test_large_requests_wait_for_memory_and_go_on() -> None:
             clients = [await scene.connect() for _ in range(3)]
             for client in clients:
                 client.writer.write(data)
-            await until(lambda: len(shared.waiting) == 3, "others that wait for room")
+            await until(lambda: len(shared.claiming) == 3, "others that wait for room")
             assert shared.claimed_bytes == len(data) - 4
             # Small ones go on meanwhile.
             assert await (await scene.connect()).is_served()
@@ -208,6 +215,75 @@ def test_large_requests_wait_for_memory_and_go_on() -> None:
             assert await slow.frame() == b""
             assert all([await client.frame() for client in clients])
             assert shared.claimed_bytes == shared.buffer_bytes == 0
+
+    run(scenario())
+
+
+class Told:
+    """A connection that waits, and takes room when it goes on."""
+
+    def __init__(self, shared: Shared, size: int) -> None:
+        self._shared = shared
+        self._size = size
+        self.count = 0
+
+    def go_on(self) -> None:
+        self.count += 1
+        self._shared.hold(self._size)
+
+
+def waiting(shared: Shared, count: int, size: int) -> list[Told]:
+    told = [Told(shared, size) for _ in range(count)]
+    shared.waiting = cast("dict[Connection, None]", dict.fromkeys(told))
+    return told
+
+
+def test_a_release_lets_a_few_go_on_in_each_turn() -> None:
+    async def scenario() -> None:
+        shared = Shared(Limits(buffer_bytes_max=2000))
+        shared.hold(1000)
+        told = waiting(shared, 3 * TOLD_MAX, 0)
+        shared.release(500)
+        shared.release(500)
+        for turn in range(3):
+            assert sum(one.count for one in told) == turn * TOLD_MAX
+            await asyncio.sleep(0)
+        assert [one.count for one in told] == [1] * len(told)
+        assert not shared.waiting
+
+    run(scenario())
+
+
+def test_those_that_wait_for_room_go_on_in_their_order_while_there_is_some() -> None:
+    async def scenario() -> None:
+        shared = Shared(Limits(buffer_bytes_max=2000))
+        shared.hold(1000)
+        told = waiting(shared, 5, 500)
+        shared.release(1000)
+        await asyncio.sleep(0)
+        assert [one.count for one in told] == [1, 1, 0, 0, 0]
+        await asyncio.sleep(0)
+        assert len(shared.waiting) == 3
+        shared.release(200)
+        await asyncio.sleep(0)
+        assert [one.count for one in told] == [1, 1, 1, 0, 0]
+
+    run(scenario())
+
+
+def test_who_waits_for_a_large_request_is_not_overtaken_for_ever() -> None:
+    async def scenario() -> None:
+        shared = Shared(Limits(buffer_bytes_max=2000))
+        large, small = (cast("Connection", Told(shared, 0)) for _ in range(2))
+        assert shared.claim(small, 600)
+        assert not shared.claim(large, 600)
+        # There is room for this one, and not its turn.
+        assert not shared.claim(small, 100)
+        shared.unclaim(600)
+        await asyncio.sleep(0)
+        assert not shared.claiming
+        assert shared.claim(large, 600)
+        assert shared.claim(small, 100)
 
     run(scenario())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, cast
 
 import pytest
@@ -181,6 +182,141 @@ def test_a_read_that_takes_long_keeps_nobody_else_waiting() -> None:
             scene.engine.read(T0, 0, 1000).then(lambda done: disk.reading.succeed(done.result()))
             _, fetched = await slow.answer(FetchResponse, 11)
             assert offsets_in(fetched.responses[0].partitions[0]) == [0]
+
+    run(scenario())
+
+
+class Watched:
+    """An engine that knows which of the chunks that it gave are still held by anybody."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._given: list[tuple[weakref.ref[memoryview], int]] = []
+        self.peak = 0
+
+    def read(self, id: PartitionId, offset: int, bytes_max: int) -> Pending[Any]:
+        chunk = self._engine.read(id, offset, bytes_max).result()
+        data = memoryview(bytes(chunk.data))
+        self._given.append((weakref.ref(data), len(data)))
+        self.peak = max(self.peak, self.held())
+        return Pending.of(chunk._replace(data=data))
+
+    def held(self) -> int:
+        return sum(size for one, size in self._given if one() is not None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+def watched(scene: Scene) -> Watched:
+    engine = Watched(scene.engine)
+    scene.context.engine = cast("Engine", engine)
+    return engine
+
+
+def test_fetches_that_wait_hold_no_records() -> None:
+    async def scenario() -> None:
+        async with Scene(buffer_bytes_max=2_000_000) as scene:
+            engine = watched(scene)
+            for _ in range(6):
+                await scene.append(b"x" * 100_000)
+            count = 20
+            client = await scene.connect()
+            for number in range(count):
+                client.send(fetch(wait_ms=HOUR_MS, bytes_min=650_000), 11, number)
+            await until(lambda: scene.requests("Fetch") == count, "the fetches")
+            assert engine.held() == 0
+            assert scene.shared.buffer_bytes < 100 * count
+            await scene.append(b"x" * 100_000)
+            given = []
+            for number in range(count):
+                correlation_id, fetched = await client.answer(FetchResponse, 11)
+                assert correlation_id == number
+                given.append(offsets_in(fetched.responses[0].partitions[0]))
+            # One is given all of it, and others what there is room for.
+            assert all(offsets == list(range(len(offsets))) for offsets in given)
+            assert [0, 1, 2, 3, 4, 5, 6] in given
+            assert engine.peak < 1_150_000
+            assert scene.broker.traffic.of("t").messages_out >= 7
+            await until(lambda: scene.shared.buffer_bytes == 0, "everything is given up")
+
+    run(scenario())
+
+
+def test_what_came_in_pieces_is_counted_once() -> None:
+    async def scenario() -> None:
+        async with Scene() as scene:
+            client = await scene.connect()
+            client.send(fetch(wait_ms=HOUR_MS, bytes_min=2500), 11, 1)
+            for _ in range(3):
+                await scene.append(b"x" * 1000)
+            await client.answer(FetchResponse, 11)
+            traffic = scene.broker.traffic.of("t")
+            assert traffic.messages_out == 3
+            assert 3000 < traffic.bytes_out < 4000
+
+    run(scenario())
+
+
+def test_an_answer_that_waits_for_its_turn_is_held() -> None:
+    async def scenario() -> None:
+        async with Scene() as scene:
+            await scene.append(b"x" * 100_000)
+            client = await scene.connect()
+            client.send(fetch(offset=1, wait_ms=HOUR_MS), 11, 1)
+            client.send(fetch(), 11, 2)
+            await until(lambda: scene.requests("Fetch") == 2, "the fetches")
+            assert scene.shared.buffer_bytes > 100_000
+            client.writer.transport.abort()
+            await until(lambda: not scene.shared.connections, "its end")
+            assert scene.shared.buffer_bytes == 0
+
+    run(scenario())
+
+
+def test_nobody_waits_for_more_than_there_is_room_for() -> None:
+    async def scenario() -> None:
+        async with Scene(buffer_bytes_max=1_000_000) as scene:
+            client = await scene.connect()
+            await scene.append(b"x" * 1000)
+            client.send(fetch(wait_ms=HOUR_MS, bytes_min=400_000), 11, 1)
+            await until(lambda: scene.requests("Fetch") == 1, "the fetch")
+            scene.shared.hold(200_000)
+            await scene.append(b"x" * 1000)
+            _, fetched = await client.answer(FetchResponse, 11)
+            assert offsets_in(fetched.responses[0].partitions[0]) == [0, 1]
+            # Without any room it gets nothing, and still learns where the partition ends.
+            client.send(fetch(offset=2, wait_ms=HOUR_MS, bytes_min=100_000), 11, 2)
+            await until(lambda: scene.requests("Fetch") == 2, "the fetch")
+            scene.shared.hold(300_000)
+            await scene.append(b"x" * 1000)
+            _, fetched = await client.answer(FetchResponse, 11)
+            part = fetched.responses[0].partitions[0]
+            assert (offsets_in(part), part.high_watermark) == ([], 3)
+            scene.shared.release(500_000)
+
+    run(scenario())
+
+
+def test_a_read_under_way_holds_what_it_may_bring() -> None:
+    async def scenario() -> None:
+        async with Scene(buffer_bytes_max=1_000_000) as scene:
+            await scene.append(b"a")
+            disk = SlowDisk(scene.engine)
+            scene.context.engine = cast("Engine", disk)
+            clients = [await scene.connect() for _ in range(4)]
+            for client in clients:
+                client.send(fetch(bytes_max=200_000), 11)
+            # The fourth is not read: the first three may bring as much as there is room for.
+            await until(lambda: scene.shared.room <= 0, "no room")
+            assert scene.requests("Fetch") == 3
+            clients[0].writer.transport.abort()
+            chunk = await scene.engine.read(T0, 0, 1000)
+            disk.reading.succeed(chunk)
+            for client in clients[1:]:
+                _, fetched = await client.answer(FetchResponse, 11)
+                assert offsets_in(fetched.responses[0].partitions[0]) == [0]
+            assert scene.shared.buffer_bytes == 0
 
     run(scenario())
 

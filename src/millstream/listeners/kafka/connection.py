@@ -53,6 +53,8 @@ IDLE_S_MAX = 600.0
 # How long answers may lie unread. As long: a client may read only when its program asks it to.
 UNREAD_S_MAX = 600.0
 API_VERSIONS = 18
+# Connections that go on in one turn of the loop, when there is room again for all that wait.
+TOLD_MAX = 16
 
 log = get_logger("kafka")
 
@@ -97,8 +99,12 @@ class Shared:
     buffer_bytes: int = 0
     claimed_bytes: int = 0
     connections: set[Connection] = field(default_factory=set)
-    # Connections that wait until there is room again.
+    # Connections that wait until there is room again, and those whose request waits for its own
+    # memory, of so many bytes. Who came first goes first.
     waiting: dict[Connection, None] = field(default_factory=dict)
+    claiming: dict[Connection, int] = field(default_factory=dict)
+    _invited: Connection | None = None
+    _is_telling: bool = False
     # What the last one did that could not be read, to be told once a second.
     complaint: str = ""
 
@@ -114,38 +120,71 @@ class Shared:
         self.buffer_bytes -= size
         self._tell()
 
-    def claim(self, size: int) -> bool:
+    def claim(self, one: Connection, size: int) -> bool:
         """Whether there is room for a request that comes in pieces; the other half is for those.
-        One that has begun has room to its end, so that they never wait for each other."""
-        is_room = self.claimed_bytes + size <= self.limits.buffer_bytes_max // 2
-        if is_room or not self.claimed_bytes:
+        One that has begun has room to its end, so that they never wait for each other. Who gets
+        none is told later."""
+        is_next = not self.claiming or one is self._invited
+        if is_next and self._is_room_for(size):
             self.claimed_bytes += size
             return True
+        self.claiming[one] = size
         return False
 
     def unclaim(self, size: int) -> None:
         self.claimed_bytes -= size
         self._tell()
 
+    def forget(self, one: Connection) -> None:
+        self.waiting.pop(one, None)
+        self.claiming.pop(one, None)
+
+    def _is_room_for(self, size: int) -> bool:
+        claimed = self.claimed_bytes
+        return not claimed or claimed + size <= self.limits.buffer_bytes_max // 2
+
     def _tell(self) -> None:
-        for one in list(self.waiting):
-            if self.room <= 0:
-                break
-            del self.waiting[one]
+        """Those that wait, some of them in each turn: who goes on may take the room again, or give
+        back more, and a release must not cost what all of them do."""
+        if self._is_telling or not (self.waiting or self.claiming):
+            return
+        if self._next() is not None:
+            self._is_telling = True
+            asyncio.get_running_loop().call_soon(self._tell_some)
+
+    def _tell_some(self) -> None:
+        self._is_telling = False
+        for _ in range(TOLD_MAX):
+            one = self._invited = self._next()
+            if one is None:
+                return
+            self.forget(one)
             one.go_on()
+            self._invited = None
+        self._tell()
+
+    def _next(self) -> Connection | None:
+        """Who may go on."""
+        if self.room <= 0:
+            return None
+        if self.waiting:
+            return next(iter(self.waiting))
+        for one, size in self.claiming.items():
+            return one if self._is_room_for(size) else None
+        return None
 
 
 class _Slot:
     """A request that has its place in the line."""
 
-    __slots__ = ("api", "begin_s", "call", "correlation_id", "is_done", "reply", "size")
+    __slots__ = ("api", "begin_s", "call", "correlation_id", "held", "is_done", "reply", "size")
 
     def __init__(self, api: Api, call: Call, correlation_id: int, size: int) -> None:
         self.api = api
         self.call = call
         self.correlation_id = correlation_id
-        # Of the request, for as long as it is held.
-        self.size = size
+        # Of the request; and what is held for it, with the answer once that waits in the line.
+        self.size = self.held = size
         self.begin_s = 0.0
         self.is_done = False
         self.reply: Reply = None
@@ -226,16 +265,16 @@ class Connection(asyncio.BufferedProtocol):
         self._is_lost = True
         shared = self._shared
         shared.connections.discard(self)
-        shared.waiting.pop(self, None)
+        shared.forget(self)
         # What is in the engine goes on, and its answer finds nobody.
-        held = self._unread + sum(slot.size for slot in self._line)
+        held = self._unread + self._out_bytes + sum(slot.held for slot in self._line)
         claimed = sum(len(one) for one in (self._frame, self._whole) if one is not None)
         hurried = [slot.call for slot in self._line]
         self._line.clear()
         self._frame = self._whole = None
         self._rest = b""
         self._out = []
-        self._unread = self._filled = 0
+        self._unread = self._filled = self._out_bytes = 0
         shared.release(held)
         shared.unclaim(claimed)
         for call in hurried:
@@ -342,7 +381,9 @@ class Connection(asyncio.BufferedProtocol):
         at, end = 0, len(data)
         while not self._is_ending:
             if self._is_full():
+                # At once: what is flushed below may make room, and then it is told.
                 self._rest = bytes(data[at:])
+                self._pause()
                 break
             if end - at < frames.SIZE_BYTES:
                 self._start = bytes(data[at:])
@@ -353,12 +394,11 @@ class Connection(asyncio.BufferedProtocol):
                 break
             begin = at + frames.SIZE_BYTES
             if end - begin < size:
-                if self._shared.claim(size):
+                if self._shared.claim(self, size):
                     self._begin(size, data[begin:])
                 else:
                     self._rest = bytes(data[at:])
                     self._pause()
-                    self._shared.waiting[self] = None
                 break
             at = begin + size
             self._serve(memoryview(bytes(data[begin:at])))
@@ -434,7 +474,7 @@ class Connection(asyncio.BufferedProtocol):
         outcome = api.answer(call)
         if isinstance(outcome, Pending):
             if not outcome.is_done:
-                shared.hold(slot.size)
+                shared.hold(slot.held)
                 self._line.append(slot)
                 outcome.then(lambda done: self._answered(slot, done))
                 return
@@ -442,7 +482,8 @@ class Connection(asyncio.BufferedProtocol):
         slot.reply = outcome
         if self._line:
             slot.is_done = True
-            shared.hold(slot.size)
+            slot.held += 0 if outcome is None else size_of(outcome)
+            shared.hold(slot.held)
             self._line.append(slot)
         else:
             self._send(slot)
@@ -463,13 +504,13 @@ class Connection(asyncio.BufferedProtocol):
         if line[0] is not slot:
             # It is held until those before it are done.
             more = 0 if slot.reply is None else size_of(slot.reply)
-            slot.size += more
+            slot.held += more
             self._shared.hold(more)
             return
         released = 0
         while line and line[0].is_done:
             first = line.popleft()
-            released += first.size
+            released += first.held
             self._send(first)
         if not self._is_flushing:
             # Others of this turn go out with it.
@@ -487,7 +528,9 @@ class Connection(asyncio.BufferedProtocol):
             pieces = frames.response(slot.correlation_id, reply, flexible=is_flexible)
             self._out += pieces
             bytes_out = size_of(pieces)
+            # Held until it is with the kernel, or counted as unread.
             self._out_bytes += bytes_out
+            self._shared.hold(bytes_out)
             self._shared.counts.bytes_out += bytes_out
         if self._shared.is_logging:
             log.info(
@@ -512,10 +555,11 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._out:
             pieces, self._out = self._out, []
-            self._out_bytes = 0
+            bytes_out, self._out_bytes = self._out_bytes, 0
             self._transport.writelines(pieces)
             if self._is_unread:
                 self._count_unread()
+            self._shared.release(bytes_out)
         if self._is_ending and not self._line and not self._is_flushing:
             self._transport.close()
 

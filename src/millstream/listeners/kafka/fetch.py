@@ -1,12 +1,14 @@
 """Fetch: whole batches from where a client is, or later, when there is something.
 
 Each partition is read up to the high watermark. When all together are fewer bytes than the client
-wants, it waits for more until its deadline, and reads on where it stopped: what was read is kept in
-pieces, so nothing is read twice. What is not in the page cache is read in a thread, and keeps
-nobody else waiting.
+wants, it waits for more until its deadline. Meanwhile it holds no records: what comes is counted
+only, and read when it is given. What is not in the page cache is read in a thread, and keeps nobody
+else waiting.
 
-The first batch always comes whole, however small the limits: otherwise a client would never get
-past a large one. An offset in the middle of a batch gets the whole batch; clients skip what they
+What is read counts as held by the connections until it is in the answer. When they hold all that
+they may, there is no waiting: who asks gets what there is room for, even nothing. Otherwise the
+first batch always comes whole, however small the limits: a client would never get past a large one.
+An offset in the middle of a batch gets the whole batch; clients skip what they
 have.
 """
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     from millstream.broker.wheel import Timer
     from millstream.listeners.kafka.apis import Call, Reply
+    from millstream.listeners.kafka.connection import Shared
     from millstream.listeners.kafka.context import Context
     from millstream.listeners.kafka.sessions import Session
     from millstream.log.partition import PartitionId
@@ -64,37 +67,106 @@ def fetch(context: Context, sessions: Sessions, call: Call) -> Reply | Pending[R
 def _fetch(
     context: Context, call: Call, request: Request, session: Session
 ) -> Generator[Pending[Any], Any, Reply]:
-    # What other connections hold already is not given again: memory comes before speed.
-    room = min(request.bytes_max, context.fetch_bytes_max, context.shared.room)
-    wanted = min(request.bytes_min, room)
+    most = min(request.bytes_max, context.fetch_bytes_max)
+    wanted = min(request.bytes_min, most, context.shared.room)
     wait_s = min(request.wait_max_ms / 1000, WAIT_S_MAX)
-    places = [_Place(context, name, part) for name, part in session.parts()]
-    found = yield from _read(places, 0, room)
-    if found < wanted and wait_s > 0 and not any(place.code for place in places):
-        poll = _Poll(context, call, wait_s)
-        while not poll.is_over and found < wanted:
-            yield poll.wait(places, is_patient=found > 0)
-            found = yield from _read(places, found, room)
-            if any(place.code for place in places):
-                break
-        poll.close()
-    topics = session.answer([(place.name, place.given()) for place in places])
-    return wire.response(Code.NONE, session.id, topics, call.version)
+    parts = session.parts()
+    held = _Held(context.shared)
+    try:
+        places = [_Place(context, name, part) for name, part in parts]
+        found = yield from _read(places, held, 0, most)
+        if found < wanted and wait_s > 0 and not _is_over(places, held, wanted):
+            poll = _Poll(context, call, wait_s)
+            dropped = 0
+            while not poll.is_over and found < wanted and not _is_over(places, held, wanted):
+                dropped = found
+                held.drop(places)
+                yield poll.wait(places, is_patient=found > 0)
+                found = yield from _read(places, held, found, most)
+            poll.close()
+            if dropped:
+                held.drop(places)
+                places = [_Place(context, name, part) for name, part in parts]
+                yield from _read(places, held, 0, most)
+        topics = session.answer([(place.name, place.given()) for place in places])
+        return wire.response(Code.NONE, session.id, topics, call.version)
+    finally:
+        held.release()
 
 
-def _read(places: list[_Place], found: int, room: int) -> Generator[Pending[Any], Any, int]:
-    """Read on everywhere; the bytes that there are now."""
+def _is_over(places: list[_Place], held: _Held, wanted: int) -> bool:
+    """Whether there is nothing to wait for; as when there is no room for it."""
+    return held.room_in_all < wanted or any(place.code for place in places)
+
+
+def _read(
+    places: list[_Place], held: _Held, found: int, most: int
+) -> Generator[Pending[Any], Any, int]:
+    """Read on everywhere; the bytes that were found by now."""
+    # What other connections hold already is not given again: memory comes before speed.
+    room = held.room
     for place in places:
-        reading = place.read(room - found, is_first=not found)
+        reading = place.read(min(most - found, room), is_first=not found and room > 0)
         if reading is None:
             continue
         try:
-            chunk = reading.result() if reading.is_done else (yield reading)
+            if reading.is_done:
+                chunk = reading.result()
+            else:
+                chunk = yield from held.through(reading, place.asked)
+                room = held.room
         except MillstreamError as error:
             place.fail(error)
         else:
-            found += place.take(chunk, room - found, is_first=not found)
+            is_first = not found and room > 0
+            taken = place.take(chunk, min(most - found, room), is_first=is_first)
+            held.hold(taken)
+            found += taken
+            room -= taken
     return found
+
+
+class _Held:
+    """What a fetch has read and not given yet."""
+
+    __slots__ = ("_bytes", "_shared")
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._bytes = 0
+
+    @property
+    def room(self) -> int:
+        return self._shared.room
+
+    @property
+    def room_in_all(self) -> int:
+        return self._shared.room + self._bytes
+
+    def hold(self, size: int) -> None:
+        self._bytes += size
+        self._shared.hold(size)
+
+    def through(self, reading: Pending[Chunk], size: int) -> Generator[Pending[Any], Any, Chunk]:
+        """While a read is under way, its bytes are held: others must not count on that room."""
+        self.hold(size)
+        try:
+            chunk: Chunk = yield reading
+            return chunk
+        finally:
+            self._bytes -= size
+            self._shared.release(size)
+
+    def drop(self, places: list[_Place]) -> None:
+        if self._bytes:
+            for place in places:
+                place.drop()
+            self.release()
+
+    def release(self) -> None:
+        size, self._bytes = self._bytes, 0
+        if size:
+            self._shared.release(size)
 
 
 class _Place:
@@ -103,10 +175,12 @@ class _Place:
     __slots__ = (
         "_context",
         "_high_watermark",
+        "_messages",
         "_part",
         "_pieces",
         "_size",
         "_start_offset",
+        "asked",
         "code",
         "id",
         "name",
@@ -117,7 +191,10 @@ class _Place:
         self._context = context
         self._part = part
         self._pieces: list[memoryview] = []
-        self._size = 0
+        # Bytes, and records, that were found by now, whether they are kept or not.
+        self._size = self._messages = 0
+        # Bytes that were asked for last.
+        self.asked = 0
         self._start_offset = self._high_watermark = wire.NO_OFFSET
         self.name = name
         self.position = part.offset
@@ -150,7 +227,7 @@ class _Place:
         engine, position = self._context.engine, self.position
         try:
             start, end = engine.offsets(id)
-            if not self._pieces and not start <= position <= end:
+            if not self._size and not start <= position <= end:
                 raise OffsetOutOfRange(f"{id} has offsets {start} to {end}, not {position}")
         except MillstreamError as error:
             self.fail(error)
@@ -159,26 +236,33 @@ class _Place:
         room = min(room, self._part.bytes_max - self._size)
         if position >= end or (room <= 0 and not is_first):
             return None
-        return engine.read(id, position, max(room, 1))
+        self.asked = max(room, 1)
+        return engine.read(id, position, self.asked)
 
     def take(self, chunk: Chunk, room: int, *, is_first: bool) -> int:
         """Keep it, unless it is a batch too large that need not be given; the bytes kept."""
         size = len(chunk.data)
         # The first of a partition may be larger than its own limit, if there is room at all.
-        fits = size <= room and (not self._pieces or size <= self._part.bytes_max - self._size)
+        fits = size <= room and (not self._size or size <= self._part.bytes_max - self._size)
         if not fits and not is_first:
             return 0
         if size:
             self._pieces.append(chunk.data)
             self._size += size
-            traffic = self._context.broker.traffic.of(self.name)
-            traffic.messages_out += chunk.next_offset - self.position
-            traffic.bytes_out += size
+            self._messages += chunk.next_offset - self.position
         self.position = max(self.position, chunk.next_offset)
         self._high_watermark = max(self._high_watermark, self.position)
         return size
 
+    def drop(self) -> None:
+        """What was read is counted still; the position is after it."""
+        self._pieces.clear()
+
     def given(self) -> Given:
+        if self._pieces and not self.code:
+            traffic = self._context.broker.traffic.of(self.name)
+            traffic.messages_out += self._messages
+            traffic.bytes_out += self._size
         return wire.Given(
             self._part.number,
             self.code,
