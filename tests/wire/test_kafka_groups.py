@@ -334,7 +334,7 @@ ACKNOWLEDGEMENTS = [
         {"first_offset": i64(9), "last_offset": i64(9), "acknowledge_types": (i8(4),)},
     ),
 ]
-READ = [shares.Acknowledged(2**40, 2**40 + 2, (1, 2, 3)), shares.Acknowledged(9, 9, (4,))]
+READ = [shares.Acknowledged(2**40, 2**40 + 2, b"\1\2\3"), shares.Acknowledged(9, 9, b"\4")]
 
 
 @pytest.mark.parametrize("version", versions(shares.VERSIONS))

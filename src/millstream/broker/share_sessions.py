@@ -62,7 +62,7 @@ class Acknowledgement(NamedTuple):
     id: PartitionId
     first: int
     last: int
-    kinds: tuple[int, ...]
+    kinds: bytes | tuple[int, ...]
 
 
 # Of each partition that was acknowledged, what went wrong.

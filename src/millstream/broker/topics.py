@@ -127,6 +127,7 @@ class Topics:
         "_purging",
         "_view",
         "_views",
+        "by_id",
         "by_name",
     )
 
@@ -147,6 +148,8 @@ class Topics:
         views.add(self._view)
         # To be read by the publisher, once a record: a call less.
         self.by_name: dict[str, Topic] = {}
+        # The same by the bytes of their UUIDs, as Kafka's newer messages name them.
+        self.by_id: dict[bytes, Topic] = {}
         # Partitions that there are, and those that are being made.
         self._partitions = 0
         # Topics that are being changed: done when the change is.
@@ -273,7 +276,7 @@ class Topics:
                 self._forget_settings(uuid)
                 raise
             topic = Topic(name, uuid, count, effective, stored.created_ms, given)
-            self.by_name[name] = topic
+            self._show(topic)
         for call in self._grown:
             call(topic)
         return topic
@@ -322,9 +325,13 @@ class Topics:
         with self._changing(name):
             yield self._views.change(self._view, [(topic.uuid.bytes, msgspec.json.encode(stored))])
             topic = topic._replace(settings=effective, given=given)
-            self.by_name[name] = topic
+            self._show(topic)
             yield self._engine.alter(name, settings=self._defaults.for_engine(effective))
         return topic
+
+    def _show(self, topic: Topic) -> None:
+        """As it is from now on."""
+        self.by_name[topic.name] = self.by_id[topic.uuid.bytes] = topic
 
     def use_lanes(self, name: str) -> Pending[Topic]:
         """From now on the topic may have records of every lane; done when that is durable. Those
@@ -341,7 +348,7 @@ class Topics:
         with self._changing(name):
             yield self._views.change(self._view, [(topic.uuid.bytes, msgspec.json.encode(stored))])
             topic = topic._replace(uses_lanes=True)
-            self.by_name[name] = topic
+            self._show(topic)
         return topic
 
     def add_partitions(self, name: str, count: int) -> Pending[Topic]:
@@ -356,7 +363,7 @@ class Topics:
         with self._changing(name, adding=count - topic.partitions):
             yield self._engine.alter(name, partitions=count)
             topic = topic._replace(partitions=count)
-            self.by_name[name] = topic
+            self._show(topic)
         for call in self._grown:
             call(topic)
         return topic
@@ -370,7 +377,7 @@ class Topics:
         topic = self.get(name)
         with self._changing(name):
             yield self._engine.delete(name)
-            del self.by_name[name]
+            del self.by_name[name], self.by_id[topic.uuid.bytes]
             for call in self._deleted:
                 call(topic)
             try:
@@ -488,7 +495,7 @@ class Topics:
                 stored.settings,
                 stored.uses_lanes,
             )
-            self.by_name[made.name] = topic
+            self._show(topic)
             settings = self._defaults.for_engine(effective)
             if settings != self._defaults.partition:
                 yield self._engine.alter(made.name, settings=settings)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from millstream.engine.pending import Pending
-from millstream.wire.kafka.primitives import RequestInvalid
+from millstream.listeners.kafka.items import check_items
+from millstream.wire.kafka.primitives import ITEMS_MAX, RequestInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -33,6 +34,9 @@ NEVER = 1 << 15
 # The largest message that is opened into objects. Those take about ten times as much memory, and
 # the longest honest one (a thousand topics with their configs) stays below a megabyte.
 CONTROL_BYTES_MAX = 4 * 1024 * 1024
+# The largest request that has no batches in it: offsets of 20,000 partitions with 500 bytes of
+# metadata each.
+REQUEST_BYTES_MAX = 16 * 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -63,6 +67,8 @@ class Api(NamedTuple):
     versions: tuple[int, int]
     flexible_from: int
     answer: Answer
+    # Of a request; None is what the listener takes at all.
+    bytes_max: int | None = REQUEST_BYTES_MAX
 
 
 def table_of(*groups: Iterable[Api]) -> dict[int, Api]:
@@ -108,6 +114,9 @@ def decode(request: Any, call: Call) -> Any:
     """The message; RequestInvalid when the bytes are none."""
     if len(call.body) > CONTROL_BYTES_MAX:
         raise RequestInvalid(f"a {request.name} of {len(call.body)} bytes")
+    if len(call.body) > ITEMS_MAX:
+        # Others are too short for so many. Before it is opened: objects are what takes long.
+        check_items(request, call.body, call.version)
     try:
         message = request.decode(call.body, version=call.version)
     except Exception as error:

@@ -39,6 +39,8 @@ NO_TOPIC_ID = UUID(int=0)
 GROUP, TRANSACTION, SHARE = 0, 1, 2
 # The brokers of a cluster, not its controllers.
 BROKERS = 1
+# Topics that are described in one turn of the loop.
+IN_TURN = 100
 
 
 def cluster_apis(context: Context) -> list[Api]:
@@ -90,7 +92,9 @@ def _metadata(context: Context, call: Call, asked: Any) -> Generator[Pending[Any
     # Before version 4 there was no way to ask for less.
     may_make = call.version < 4 or asked.allow_auto_topic_creation
     topics = []
-    for name, id in names:
+    for at, (name, id) in enumerate(names):
+        if at and at % IN_TURN == 0:
+            yield context.pause()
         topics.append((yield from _described(context, name, id, may_make)))
     place = call.here
     Broker = MetadataResponse.MetadataResponseBroker  # noqa: N806  a class
@@ -124,10 +128,10 @@ def _described(
     if name == offsets_topic.NAME or id == offsets_topic.ID:
         return _offsets_topic(context)
     if name is None:
-        by_id = [topic for topic in topics.by_name.values() if topic.uuid == id]
-        if not by_id:
+        known = None if id is None else topics.by_id.get(id.bytes)
+        if known is None:
             return _no_topic(None, id, context.count(Code.UNKNOWN_TOPIC_ID))
-        return _topic(context, by_id[0])
+        return _topic(context, known)
     try:
         topic = (yield topics.ensure(name)) if may_make else topics.get(name)
         return _topic(context, topic)

@@ -39,12 +39,18 @@ if TYPE_CHECKING:
 TOPIC, BROKER = 2, 4
 # What is to be done with one; the other two are for lists, and we have none with several items.
 SET, DELETE = 0, 1
+# Resources that one request describes, each with some sixty configs: their answer is encoded in one
+# go. And how many of them are described in one turn of the loop.
+DESCRIBED_MAX = 1000
+DESCRIBED_IN_TURN = 10
 
 
 def config_apis(context: Context) -> list[Api]:
     return [
         control(
-            DescribeConfigsRequest, (0, 4), lambda call, asked: _describe(context, call, asked)
+            DescribeConfigsRequest,
+            (0, 4),
+            lambda call, asked: follow(_describe(context, call, asked)),
         ),
         control(
             AlterConfigsRequest,
@@ -64,27 +70,31 @@ def config_apis(context: Context) -> list[Api]:
 # ---- DescribeConfigs
 
 
-def _describe(context: Context, call: Call, asked: Any) -> Any:
+def _describe(context: Context, call: Call, asked: Any) -> Generator[Pending[Any], Any, Any]:
     Result = DescribeConfigsResponse.DescribeConfigsResult  # noqa: N806  a class
     with_synonyms = call.version >= 1 and asked.include_synonyms
     with_about = call.version >= 3 and asked.include_documentation
     results = []
-    for one in asked.resources:
+    wanted = _wanted(asked)
+    for at, ((kind, name), keys) in enumerate(wanted.items()):
+        if at and at % DESCRIBED_IN_TURN == 0:
+            yield context.pause()
         code, message = Code.NONE, None
         configs: list[Config] = []
         try:
-            configs = _of(context, call, one)
+            if len(wanted) > DESCRIBED_MAX:
+                raise _NoResource(f"a request describes at most {DESCRIBED_MAX} resources")
+            configs = _of(context, call, kind, name)
         except MillstreamError as error:
             code, message = context.code(error), message_of(error)
         except _NoResource as error:
             code, message = context.count(Code.INVALID_REQUEST), str(error)
-        keys = one.configuration_keys
         results.append(
             Result(
                 error_code=code,
                 error_message=message,
-                resource_type=one.resource_type,
-                resource_name=one.resource_name,
+                resource_type=kind,
+                resource_name=name,
                 configs=[
                     _shown(config, with_synonyms, with_about)
                     for config in configs
@@ -99,14 +109,27 @@ class _NoResource(Exception):
     """Configs of something that has none here."""
 
 
-def _of(context: Context, call: Call, resource: Any) -> list[Config]:
-    if resource.resource_type == TOPIC and resource.resource_name == offsets_topic.NAME:
+def _wanted(asked: Any) -> dict[tuple[int, str], set[str] | None]:
+    """Each resource once, with the configs that are wanted of it; None is all."""
+    wanted: dict[tuple[int, str], set[str] | None] = {}
+    for one in asked.resources:
+        place = (one.resource_type, one.resource_name)
+        keys = wanted.setdefault(place, set())
+        if one.configuration_keys is None or keys is None:
+            wanted[place] = None
+        else:
+            keys.update(one.configuration_keys)
+    return wanted
+
+
+def _of(context: Context, call: Call, kind: int, name: str) -> list[Config]:
+    if kind == TOPIC and name == offsets_topic.NAME:
         return describe_internal()
-    if resource.resource_type == TOPIC:
-        return describe(context.broker.topics.get(resource.resource_name))
-    if resource.resource_type != BROKER:
-        raise _NoResource(f"there are no configs of resources of type {resource.resource_type}")
-    if resource.resource_name not in ("", str(context.node_id)):
+    if kind == TOPIC:
+        return describe(context.broker.topics.get(name))
+    if kind != BROKER:
+        raise _NoResource(f"there are no configs of resources of type {kind}")
+    if name not in ("", str(context.node_id)):
         raise _NoResource(f"there is one broker, {context.node_id}")
     return with_http(context.broker_configs, context.http_url(call))
 

@@ -458,6 +458,8 @@ class Connection(asyncio.BufferedProtocol):
         api = shared.table.get(header.key)
         if api is None:
             raise RequestInvalid(f"there is no API with the key {header.key}")
+        if api.bytes_max is not None and len(frame) > api.bytes_max:
+            raise RequestInvalid(f"{api.name} has at most {api.bytes_max} bytes, not {len(frame)}")
         version = header.version
         low, high = api.versions
         is_known = low <= version <= high

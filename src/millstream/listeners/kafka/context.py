@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from millstream.broker.manifests import cluster_id
+from millstream.engine.pending import Pending
 from millstream.kinds import Address
 from millstream.listeners.kafka.codes import OF_COORDINATOR, code_of
 from millstream.wire.kafka.codes import Code
@@ -41,6 +42,13 @@ class Context:
         if not self._cluster_id:
             self._cluster_id = cluster_id(self.engine)
         return self._cluster_id
+
+    def pause(self) -> Pending[None]:
+        """Done in the next turn of the loop: who answers for thousands of things lets others in
+        between."""
+        pending: Pending[None] = Pending()
+        self.turns.soon(lambda: pending.succeed(None))
+        return pending
 
     def http_url(self, call: Call) -> str | None:
         """Where HTTP is, for a client; None where it is not served."""

@@ -50,6 +50,8 @@ CONSUMER, SHARE, CLASSIC = "consumer", "share", "classic"
 # control.
 NOT_KNOWN = frozenset((31,))
 UNKNOWN_IS_AN_ERROR_FROM = 6
+# Groups that are looked at in one turn of the loop.
+IN_TURN = 100
 
 
 def group_admin_apis(context: Context) -> list[Api]:
@@ -69,7 +71,9 @@ def describe(context: Context, call: Call, asked: Any) -> Pending[Any]:
 
 def _describe(context: Context, call: Call, asked: Any) -> Generator[Pending[Any], Any, Any]:
     groups = []
-    for name in asked.groups:
+    for at, name in enumerate(dict.fromkeys(asked.groups)):
+        if at and at % IN_TURN == 0:
+            yield context.pause()
         try:
             facts = yield context.broker.directory.describe(name)
             groups.append(_described(context, name, facts))
@@ -213,7 +217,9 @@ def delete(context: Context, asked: Any) -> Pending[Any]:
 def _delete(context: Context, asked: Any) -> Generator[Pending[Any], Any, Any]:
     Result = DeleteGroupsResponse.DeletableGroupResult  # noqa: N806  a class
     results = []
-    for name in asked.groups_names:
+    for at, name in enumerate(dict.fromkeys(asked.groups_names)):
+        if at and at % IN_TURN == 0:
+            yield context.pause()
         code = Code.NONE
         try:
             yield context.broker.groups.delete(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from kafka.protocol.consumer import (
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 NO_EPOCH = -1
 # Some producers give no time, which is written as -1; those count as the oldest.
 TIMESTAMP_MIN = -1
+# Partitions that are looked at in one turn of the loop.
+IN_TURN = 200
 
 
 def list_offsets_apis(context: Context) -> list[Api]:
@@ -48,9 +51,19 @@ def list_offsets_apis(context: Context) -> list[Api]:
 
 def _list(context: Context, call: Call) -> Generator[Pending[Any], Any, Reply]:
     topics: list[tuple[str, list[Found]]] = []
-    for name, parts in wire.read(call.body, call.version):
+    asked = wire.read(call.body, call.version)
+    counts = Counter((name, part.number) for name, parts in asked for part in parts)
+    at = 0
+    for name, parts in asked:
         found: list[Found] = []
         for part in parts:
+            at += 1
+            if at % IN_TURN == 0:
+                yield context.pause()
+            if counts[name, part.number] > 1:
+                # As Kafka does.
+                found.append(wire.Found(part.number, context.count(Code.INVALID_REQUEST)))
+                continue
             try:
                 found.append((yield from _find(context, call, name, part)))
             except MillstreamError as error:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 OFFSET_COMMIT, OFFSET_FETCH = 8, 9
 # From this version on, clients of the consumer protocol know how their epochs are refused.
 EPOCHS_FROM = 9
+# Groups that are looked at in one turn of the loop.
+IN_TURN = 100
 
 
 def offset_apis(context: Context) -> list[Api]:
@@ -111,7 +113,9 @@ def _fetch(
     context: Context, call: Call, asked: list[FetchGroup]
 ) -> Generator[Pending[Any], Any, Reply]:
     found = []
-    for one in asked:
+    for at, one in enumerate(_once(asked)):
+        if at and at % IN_TURN == 0:
+            yield context.pause()
         try:
             found.append((yield from _found(context, one)))
         except MillstreamError as error:
@@ -123,6 +127,19 @@ def _fetch(
             ]
             found.append(FoundGroup(one.group, topics if call.version < 2 else (), code))
     return fetch_answer(call.version, found)
+
+
+def _once(asked: list[FetchGroup]) -> list[FetchGroup]:
+    """Without groups of which everything is wanted again."""
+    whole: set[str] = set()
+    wanted = []
+    for one in asked:
+        if one.topics is not None:
+            wanted.append(one)
+        elif one.group not in whole:
+            whole.add(one.group)
+            wanted.append(one)
+    return wanted
 
 
 def _found(context: Context, asked: FetchGroup) -> Generator[Pending[Any], Any, FoundGroup]:
@@ -168,12 +185,11 @@ def _delete(context: Context, asked: Any) -> Generator[Pending[Any], Any, Any]:
         facts = yield broker.directory.describe(group)
         if facts.summary.protocol == "share":
             raise GroupNotEmpty(f"group {group} has members", group=group)
+        subscribed = frozenset(facts.summary.topics if facts.members else ())
         for topic in asked.topics:
             for one in topic.partitions:
                 id = PartitionId(topic.name, one.partition_index)
-                codes[id] = _deletable(context, facts.summary.topics, id)
-                if not facts.members:
-                    codes[id] = _deletable(context, (), id)
+                codes[id] = _deletable(context, subscribed, id)
         good = [id for id, code in codes.items() if code == Code.NONE]
         if good:
             yield broker.group_offsets.forget_partitions(group, good)
@@ -198,7 +214,7 @@ def _delete(context: Context, asked: Any) -> Generator[Pending[Any], Any, Any]:
     return OffsetDeleteResponse(error_code=Code.NONE, throttle_time_ms=0, topics=topics)
 
 
-def _deletable(context: Context, subscribed: tuple[str, ...], id: PartitionId) -> Code:
+def _deletable(context: Context, subscribed: frozenset[str], id: PartitionId) -> Code:
     """Not while members read it: they would go on where they are."""
     try:
         context.broker.topics.partition_of(id.topic, id.number)

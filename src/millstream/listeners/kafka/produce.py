@@ -40,6 +40,7 @@ def produce_apis(context: Context) -> list[Api]:
             wire.VERSIONS,
             wire.FLEXIBLE_FROM,
             lambda call: produce(context, call),
+            bytes_max=None,
         )
     ]
 

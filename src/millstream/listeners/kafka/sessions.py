@@ -18,6 +18,7 @@ from millstream.wire.kafka.fetch import (
     NO_OFFSET,
     NO_SESSION,
 )
+from millstream.wire.kafka.primitives import ITEMS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 # that was used least recently goes first.
 SESSIONS_MAX = 1000
 PARTITIONS_MAX = 200_000
+# Of one session: what a client may ask for at once.
+SESSION_PARTITIONS_MAX = ITEMS_MAX
 ID_MAX = 2**31 - 1
 
 
@@ -121,6 +124,9 @@ class Sessions:
             return Code.INVALID_FETCH_SESSION_EPOCH
         self._partitions -= len(found)
         found.update(request, is_incremental=True)
+        if len(found) > SESSION_PARTITIONS_MAX:
+            # It begins anew, and says all that it wants at once.
+            return Code.FETCH_SESSION_ID_NOT_FOUND
         found.epoch = epoch + 1 if epoch < ID_MAX else 1
         self._keep(found)
         return found

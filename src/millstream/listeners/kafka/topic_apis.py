@@ -4,6 +4,7 @@ A request has many topics, and each has its own outcome. The broker's own topics
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from kafka.protocol.admin import (
@@ -37,6 +38,10 @@ DEFAULT = -1
 COPIES = 1
 # Of the records to delete: all.
 HIGH_WATERMARK = -1
+# Topics that one request makes: the answer describes each with all its configs, in one go. And how
+# many are looked at in one turn of the loop.
+MADE_MAX = 1000
+IN_TURN = 100
 
 
 class _Refused(Exception):
@@ -77,12 +82,16 @@ def _outcome(context: Context, error: MillstreamError | _Refused) -> tuple[Code,
 
 
 def _create(context: Context, call: Call, asked: Any) -> Generator[Pending[Any], Any, Any]:
-    names = [one.name for one in asked.topics]
+    names = Counter(one.name for one in asked.topics)
     is_trial = call.version >= 1 and asked.validate_only
     results = []
-    for one in asked.topics:
+    for at, one in enumerate(asked.topics):
+        if at and at % IN_TURN == 0:
+            yield context.pause()
         try:
-            if names.count(one.name) > 1:
+            if len(asked.topics) > MADE_MAX:
+                raise _Refused(Code.INVALID_REQUEST, f"a request makes at most {MADE_MAX} topics")
+            if names[one.name] > 1:
                 raise _Refused(Code.INVALID_REQUEST, f"the request has {one.name} twice")
             topic = yield from _create_one(context, one, is_trial)
         except (MillstreamError, _Refused) as error:
@@ -165,10 +174,13 @@ def _delete(context: Context, call: Call, asked: Any) -> Generator[Pending[Any],
     else:
         wanted = [(name, NO_TOPIC_ID) for name in asked.topic_names]
     results = []
-    for asked_name, id in wanted:
+    for at, (asked_name, id) in enumerate(wanted):
+        if at and at % IN_TURN == 0:
+            yield context.pause()
         code, message, name = Code.NONE, None, asked_name
-        if name is None:
-            name = next((one.name for one in topics.by_name.values() if one.uuid == id), None)
+        if name is None and id is not None:
+            known = topics.by_id.get(id.bytes)
+            name = None if known is None else known.name
         try:
             if name is None:
                 raise _Refused(Code.UNKNOWN_TOPIC_ID, f"there is no topic with the id {id}")

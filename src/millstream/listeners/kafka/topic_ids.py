@@ -15,20 +15,13 @@ if TYPE_CHECKING:
 
 
 class TopicIds:
-    """A look at an id costs the same however many topics there are, unless they changed."""
-
-    __slots__ = ("_names", "_topics")
+    __slots__ = ("_topics",)
 
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
-        self._names: dict[bytes, str] = {}
 
     def find(self, id: bytes) -> Topic | None:
-        topic = self._topics.by_name.get(self._names.get(id, ""))
-        if topic is not None and topic.uuid.bytes == id:
-            return topic
-        self._names = {one.uuid.bytes: name for name, one in self._topics.by_name.items()}
-        return self._topics.by_name.get(self._names.get(id, ""))
+        return self._topics.by_id.get(id)
 
     def partitions(self, named: Partitions) -> list[PartitionId]:
         """Those of topics that are there."""

@@ -135,7 +135,8 @@ def _numbers(numbers: Sequence[int]) -> bytes:
 
 def read_describe(body: memoryview) -> list[str]:
     cursor = Cursor(body, flexible=True)
-    groups = [cursor.string() for _ in range(cursor.count(1))]
+    # Each once: an answer may be a thousand times as long as its question.
+    groups = list(dict.fromkeys(cursor.string() for _ in range(cursor.count(1))))
     # Whether to tell what one may do.
     cursor.take(1)
     cursor.end()

@@ -24,6 +24,10 @@ Pieces: TypeAlias = "list[bytes | memoryview]"
 
 INT16, INT32, INT64 = Struct(">h"), Struct(">i"), Struct(">q")
 VARINT_BYTES_MAX = 5
+# Items of all arrays of a request, and its tagged fields. As many topics and partitions as a broker
+# has by default: nobody has more to ask of. Each costs some microseconds, so that a request keeps
+# the others waiting for some tenths of a second at most.
+ITEMS_MAX = 30_000
 NO_TAGS = b"\0"
 
 
@@ -35,7 +39,7 @@ class RequestInvalid(Exception):
 class Cursor:
     """A place in the bytes of a request."""
 
-    __slots__ = ("at", "data", "flexible")
+    __slots__ = ("at", "data", "flexible", "items")
 
     def __init__(
         self, data: bytes | bytearray | memoryview, at: int = 0, *, flexible: bool
@@ -43,6 +47,8 @@ class Cursor:
         self.data = memoryview(data)
         self.at = at
         self.flexible = flexible
+        # Those that were announced so far.
+        self.items = 0
 
     def unpack(self, layout: Struct) -> tuple[int, ...]:
         at = self.at
@@ -103,16 +109,30 @@ class Cursor:
             return None
         if count < 0 or count * item_bytes_min > len(self.data) - self.at:
             raise RequestInvalid(f"the request says {count} items and has no room for them")
+        self._announce(count)
         return count
+
+    def _announce(self, count: int) -> None:
+        self.items += count
+        if self.items > ITEMS_MAX:
+            raise RequestInvalid(f"a request has at most {ITEMS_MAX} items in all its arrays")
 
     def count(self, item_bytes_min: int) -> int:
         """The same where null means none."""
         return self.nullable_count(item_bytes_min) or 0
 
+    def int8s(self) -> bytes:
+        """An array of them, which are not items of their own."""
+        size = self.varint() - 1 if self.flexible else self.unpack(INT32)[0]
+        return b"" if size == -1 else bytes(self.take(size))
+
     def skip_tags(self) -> None:
         """To the end of a structure."""
         if self.flexible:
-            for _ in range(self.varint()):
+            count = self.varint()
+            if count:
+                self._announce(count)
+            for _ in range(count):
                 self.varint()
                 self.take(self.varint())
 

@@ -45,7 +45,8 @@ _ACKNOWLEDGEMENT_BYTES_MIN = 18
 class Acknowledged(NamedTuple):
     first: int
     last: int
-    kinds: tuple[int, ...]
+    # One byte each.
+    kinds: bytes
 
 
 class AskedPartition(NamedTuple):
@@ -101,7 +102,7 @@ def _partitions(cursor: Cursor) -> list[AskedPartition]:
             acknowledged = []
             for _ in range(cursor.count(_ACKNOWLEDGEMENT_BYTES_MIN)):
                 first, last = cursor.unpack(_RANGE)
-                kinds = tuple(cursor.take(cursor.count(1)))
+                kinds = cursor.int8s()
                 cursor.skip_tags()
                 acknowledged.append(Acknowledged(first, last, kinds))
             cursor.skip_tags()
