@@ -207,7 +207,7 @@ def test_an_error_text_is_cut_and_never_fails_to_be_written(house: House) -> Non
     dlq = put(house, topic, letter(facts=facts, headers=(), partition=2))
     [(_, [record])] = stored(house, dlq, 2)
     text = (dict(record.headers)["ms-dead-error"] or b"").decode()
-    assert text == ("\U0001f4a5?" * 1000)[:1000]
+    assert text == "\U0001f4a5?" * 200
     added = sum(len(name) + len(value or b"") + 8 for name, value in record.headers)
     assert added < HEADERS_BYTES_MAX
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from itertools import count
+from typing import Any
 
 import pytest
 
 from faults.lease_script import Script, dead_letters, slow_reads
+from millstream.broker import lease_journal, ledger
 
 IS_FULL = os.environ.get("MILLSTREAM_FAULTS") == "full"
 
@@ -43,6 +46,31 @@ def test_the_plug_is_pulled_while_workers_settle(seed: int, mode: str) -> None:
     script.run(400)
     assert script.pulled > 15
     assert script.deliveries > 50
+
+
+@pytest.mark.parametrize("mode", ["every", "none"])
+@pytest.mark.parametrize("seed", range(30 if IS_FULL else 1))
+def test_the_plug_is_pulled_while_states_are_written_in_many_parts(
+    seed: int, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "PIECE_RECORDS", 2)
+    monkeypatch.setattr(lease_journal, "PART_BYTES", 60)
+    monkeypatch.setattr(lease_journal, "PARCEL_BYTES", 200)
+    monkeypatch.setattr(lease_journal, "CUT_BYTES", 300)
+    real, parts = lease_journal.LeaseJournal._states, count()
+
+    def states(journal: Any, parcel: Any, needing: Any) -> Any:
+        values = real(journal, parcel, needing)
+        if needing:
+            next(parts)
+        return values
+
+    monkeypatch.setattr(lease_journal.LeaseJournal, "_states", states)
+    script = Script(seed, every=8, mode=mode, order=("none", "key")[seed % 2])
+    script.run(400)
+    assert script.pulled > 15
+    assert script.deliveries > 50
+    assert next(parts) > 20
 
 
 @pytest.mark.parametrize("mode", ["every", "interval", "none"])

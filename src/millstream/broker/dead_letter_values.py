@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from millstream.broker.delivery_values import ERROR_TEXT_MAX
 from millstream.log.batch import LANE_HEADER, LANES
 from millstream.wire.dead_letters import (
     DELIVERIES_HEADER,
@@ -26,6 +25,7 @@ from millstream.wire.dead_letters import (
     REASON_HEADER,
     SUFFIX,
     TOPIC_HEADER,
+    bounded_error,
     dead_letter_topic,
     is_dead_letter_topic,
 )
@@ -97,7 +97,7 @@ def dead_headers(topic: str, letter: DeadLetter) -> Headers:
         (GROUP_HEADER, facts.group),
         (DELIVERIES_HEADER, str(facts.deliveries)),
         (REASON_HEADER, facts.reason),
-        (ERROR_HEADER, facts.error[:ERROR_TEXT_MAX]),
+        (ERROR_HEADER, bounded_error(facts.error)),
         (FIRST_FAILURE_HEADER, str(facts.first_failure_ms)),
         (LAST_FAILURE_HEADER, str(facts.last_failure_ms)),
     )

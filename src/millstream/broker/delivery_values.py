@@ -29,9 +29,6 @@ Outcome: TypeAlias = Literal[
 # Why a record is a dead letter.
 Reason: TypeAlias = Literal["deliveries", "rejected"]
 
-# What a nack or a reject may say of the failure; more is cut.
-ERROR_TEXT_MAX = 1000
-
 
 @dataclass(frozen=True, slots=True)
 class DeliveryOptions:

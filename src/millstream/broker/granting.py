@@ -541,7 +541,7 @@ class Granting:
                 self._shares.end_lease(part.share.crew, one)
                 one.deliveries -= 1
                 ledger.make_ready(one)
-            ledger.needs_state = True
+            ledger.forget_state()
             part.share.news()
 
     def give_up(self, taking: Taking) -> None:

@@ -4,6 +4,11 @@ A ledger is what a group knows of one partition. Its number is its name in the j
 says whose it is, and replaces all that came before. Every other event says what is now, not what
 changed, so one that a `State` has in it already may follow it and does no harm.
 
+A state is written as a draft: `Drafted` events, in one append or in several with other events in
+between, and then `Closed`. Until that is there the draft is not the ledger, and what came before
+it holds; events in between are for both. A `State` outside of a draft is how it was once written,
+and is good at once.
+
 Runs are flat lists of whole numbers: first offset, count, and what the event has for each of them.
 Times are milliseconds since 1970, because they are read after a restart.
 """
@@ -48,7 +53,7 @@ class State(msgspec.Struct, array_like=True, frozen=True, tag=0):
 
 
 class Opens(msgspec.Struct, array_like=True, frozen=True, tag=1):
-    """What a `State` goes on with."""
+    """What a state goes on with."""
 
     ledger: int
     records: list[OpenRecord]
@@ -114,7 +119,24 @@ class Dropped(msgspec.Struct, array_like=True, frozen=True, tag=7):
     ledger: int
 
 
-Event: TypeAlias = State | Opens | Granted | Done | Returned | Retried | Extended | Dropped
+class Drafted(msgspec.Struct, array_like=True, frozen=True, tag=8):
+    """Part of a newer state: an event, encoded. The first of them is a `State`."""
+
+    ledger: int
+    part: bytes
+
+
+class Closed(msgspec.Struct, array_like=True, frozen=True, tag=9):
+    """The draft is whole: from now on it is the ledger."""
+
+    ledger: int
+    # How many parts it has, so that one that lost some to damage is noticed.
+    parts: int
+
+
+Event: TypeAlias = (
+    State | Opens | Granted | Done | Returned | Retried | Extended | Dropped | Drafted | Closed
+)
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Event).decode

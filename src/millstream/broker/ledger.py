@@ -28,17 +28,20 @@ from typing import TYPE_CHECKING
 from millstream.broker import lease_events as events
 from millstream.broker.lease_events import OpenRecord
 from millstream.log.batch import LANES
+from millstream.wire.dead_letters import bounded_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from millstream.broker.delivery_values import LeaseState
-    from millstream.broker.lease_journal import LeaseJournal
+    from millstream.broker.lease_journal import Draft, LeaseJournal
     from millstream.broker.wheel import Timer
+    from millstream.engine.pending import Pending
 
 NORMAL = LANES.index("normal")
-# How many open records one event of a state has: far below the largest batch.
-OPENS_MAX = 1000
+# How many open records one piece of a state has: with errors as long as they may be it takes the
+# loop a few milliseconds.
+PIECE_RECORDS = 500
 
 READY, LEASED, WAITING, HELD, LEAVING = range(5)
 # No receipt has it.
@@ -106,7 +109,8 @@ class Failure:
     def __init__(self, first_ms: int, last_ms: int, error: str) -> None:
         self.first_ms = first_ms
         self.last_ms = last_ms
-        self.error = error
+        # There may be many that wait: it is bounded here, whoever wrote it.
+        self.error = bounded_error(error)
 
 
 class Open:
@@ -148,7 +152,9 @@ class Ledger:
         "anchor",
         "counts",
         "cursors",
+        "draft",
         "epoch",
+        "gate",
         "group",
         "is_reading",
         "journal",
@@ -197,6 +203,10 @@ class Ledger:
         self.version = 0
         self.anchor = -1
         self.needs_state = True
+        # A state that is being written, in several appends.
+        self.draft: Draft | None = None
+        # What has to be durable elsewhere before a state is written.
+        self.gate: Pending[None] | None = None
         # Journals that it was in before, and its numbers there, until it is durable in this one.
         self.left: list[tuple[LeaseJournal, int]] = []
 
@@ -350,7 +360,7 @@ class Ledger:
         self.taking = {}
         self.passed = {}
         self.epoch += 1
-        self.needs_state = True
+        self.forget_state()
         return gone
 
     def acked(self, offsets: list[int]) -> None:
@@ -368,30 +378,51 @@ class Ledger:
         for offset in outside:
             del self.open[offset]
         self.cursors = [max(start, min(cursor, end)) for cursor in self.cursors]
-        self.needs_state = True
+        self.forget_state()
         return True
 
     # ---- events
 
-    def state_events(self) -> Iterator[events.Event]:
-        """All that there is, as a restart is to find it."""
-        yield events.State(
-            self.number, self.version, self.group, self.topic, self.partition, self.cursors
+    def forget_state(self) -> None:
+        """What is in the journal of it does not hold any more, nor what is being written."""
+        self.needs_state = True
+        self.draft = None
+
+    def state_events(self) -> Iterator[list[events.Event]]:
+        """All that there is, as a restart is to find it, piece by piece. Each piece is as things
+        are when it is asked for: events that are noted after the first one was are good for those
+        that came before them, and for those that come after them."""
+        cursors = list(self.cursors)
+        state = events.State(
+            self.number, self.version, self.group, self.topic, self.partition, cursors
         )
+        offsets = [*self.open, *self.acking]
+        yield [state]
+        for first in range(0, len(offsets), PIECE_RECORDS):
+            yield self._piece(offsets[first : first + PIECE_RECORDS], cursors)
+
+    def _piece(self, offsets: list[int], cursors: list[int]) -> list[events.Event]:
+        """Of those that are still open. The cursors are those of the first piece: what they have
+        passed since is not in any piece."""
         leased: dict[Grant, list[int]] = {}
         records: list[OpenRecord] = []
-        for some in (self.open, self.acking):
-            for offset, one in some.items():
-                if isinstance(one, Open):
-                    records.append(_recorded(one))
-                elif one.is_noted:
-                    leased.setdefault(one, []).append(offset)
-                else:
-                    records.append(OpenRecord(offset, one.lane, 0))
-        for grant, offsets in leased.items():
-            yield self._granted(grant, _runs_of(sorted(offsets), grant.lane), [], [])
-        for first in range(0, len(records), OPENS_MAX):
-            yield events.Opens(self.number, records[first : first + OPENS_MAX])
+        for offset in offsets:
+            one = self.open.get(offset) or self.acking.get(offset)
+            if one is None:
+                continue
+            if isinstance(one, Open):
+                records.append(_recorded(one))
+            elif one.is_noted:
+                leased.setdefault(one, []).append(offset)
+            else:
+                records.append(OpenRecord(offset, one.lane, 0))
+        piece: list[events.Event] = [
+            self._granted(grant, _runs_of(sorted(some), grant.lane), [], [], cursors)
+            for grant, some in leased.items()
+        ]
+        if records:
+            piece.append(events.Opens(self.number, records))
+        return piece
 
     def granted(self, grant: Grant) -> events.Granted:
         """A grant that was taken, and what else the cursor has passed."""
@@ -407,10 +438,15 @@ class Ledger:
         self.passed = {}
         for other in self.taking:
             held += [number for offset in other.offsets for number in (offset, other.lane, 0)]
-        return self._granted(grant, runs, keys, held)
+        return self._granted(grant, runs, keys, held, self.cursors)
 
     def _granted(
-        self, grant: Grant, runs: list[int], keys: list[int], held: list[int]
+        self,
+        grant: Grant,
+        runs: list[int],
+        keys: list[int],
+        held: list[int],
+        cursors: list[int],
     ) -> events.Granted:
         return events.Granted(
             self.number,
@@ -418,7 +454,7 @@ class Ledger:
             grant.member,
             grant.duration_ms,
             grant.deadline_ms,
-            self.cursors,
+            cursors,
             runs,
             keys,
             held,

@@ -18,7 +18,6 @@ import structlog
 from millstream.broker import lease_events as events
 from millstream.broker.deadletters import DeadFacts, DeadLetter, is_dead_letter_topic
 from millstream.broker.delivery_values import (
-    ERROR_TEXT_MAX,
     Settle,
     Settled,
 )
@@ -179,8 +178,9 @@ class Settling:
         deadline_ms = self._shares.around.clock.wall_ms() + duration_ms
         deadline_s = self._now() + duration_ms / 1000
         offsets = sorted(one.offset for _, one in extended)
-        event = events.Extended(ledger.number, deadline_ms, duration_ms, events.runs_of(offsets))
+        # First of all: a ledger that changes journals gets another number.
         journal = self._shares.journal(share, ledger)
+        event = events.Extended(ledger.number, deadline_ms, duration_ms, events.runs_of(offsets))
 
         def done(error: BaseException | None) -> None:
             ones = [one for _, one in extended]
@@ -237,7 +237,7 @@ class Settling:
         counts = share.crew.counts
         for failed in work.failed:
             settle, one = failed.settle, failed.one
-            _note_failure(one, now_ms, settle.error[:ERROR_TEXT_MAX] or settle.kind)
+            _note_failure(one, now_ms, settle.error or settle.kind)
             if settle.kind == "reject":
                 counts.rejected += 1
                 last.append(failed)
@@ -292,7 +292,7 @@ class Settling:
                 one.wait_ms,
             )
             pending = journal.note(ledger, event, 1)
-        # All are part of one append.
+        # They may be several appends, but none is durable after the last.
         return pending
 
     def _wait(self, share: Share, ledger: Ledger, ones: list[Open]) -> None:
@@ -449,8 +449,8 @@ class Settling:
                 for one in part
                 if one.offset in found
             ]
-            event = events.Done(ledger.number, events.runs_of([one.offset for one in part]))
             journal = self._shares.journal(share, ledger)
+            event = events.Done(ledger.number, events.runs_of([one.offset for one in part]))
             if letters:
                 entries = self._dead_letters.entries(topic, dlq, letters)
                 yield journal.note_with(ledger, event, entries)
@@ -488,8 +488,9 @@ class Settling:
     # ---- what all of them do
 
     def _note_done(self, share: Share, ledger: Ledger, offsets: list[int]) -> Pending[None]:
+        journal = self._shares.journal(share, ledger)
         event = events.Done(ledger.number, events.runs_of(sorted(offsets)))
-        return self._shares.journal(share, ledger).note(ledger, event, len(offsets))
+        return journal.note(ledger, event, len(offsets))
 
     def _gone(self, share: Share, ledger: Ledger, ones: list[Open]) -> None:
         """They are settled for good, and that is durable."""

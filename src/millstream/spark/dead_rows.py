@@ -18,7 +18,6 @@ from millstream.wire.partitioning import partition_of_key
 from millstream.wire.staged import StagedEntry
 
 REASON = "rejected"
-ERROR_TEXT_MAX = 1000
 NAME_BYTES_MAX = 255
 
 
@@ -49,7 +48,7 @@ def _fields(chunk: Any, bad: BadRow, writer: str, now_ms: int) -> Fields:
         (dead.GROUP_HEADER, writer),
         (dead.DELIVERIES_HEADER, "1"),
         (dead.REASON_HEADER, REASON),
-        (dead.ERROR_HEADER, bad.reason[:ERROR_TEXT_MAX]),
+        (dead.ERROR_HEADER, dead.bounded_error(bad.reason)),
         (dead.FIRST_FAILURE_HEADER, str(now_ms)),
         (dead.LAST_FAILURE_HEADER, str(now_ms)),
     )

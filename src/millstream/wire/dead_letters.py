@@ -7,7 +7,7 @@
     ms-dead-deliveries      how often the group was given it
     ms-dead-reason          `deliveries`: it used them all up; `rejected`: a worker said so, or it
                             could not be written
-    ms-dead-error           what the last failure said, at most 1,000 characters
+    ms-dead-error           what the last failure said, at most 1,000 bytes
     ms-dead-first-failure   when it failed first, and
     ms-dead-last-failure    when it failed last: milliseconds since 1970
 
@@ -36,6 +36,8 @@ ERROR_HEADER = "ms-dead-error"
 FIRST_FAILURE_HEADER = "ms-dead-first-failure"
 LAST_FAILURE_HEADER = "ms-dead-last-failure"
 
+# What is kept of an error text, as UTF-8.
+ERROR_BYTES_MAX = 1_000
 # What all of them take at most: names, the longest topic, group and error text, and numbers.
 HEADERS_BYTES_MAX = 8 * 1024
 
@@ -52,3 +54,11 @@ def dead_letter_topic(name: str) -> str:
         return name + SUFFIX
     digest = blake2b(name.encode(), digest_size=DIGEST_BYTES).hexdigest()
     return f"{name[:CUT_NAME_MAX]}-{digest}{SUFFIX}"
+
+
+def bounded_error(text: str) -> str:
+    """An error text, cut to what is kept of it."""
+    if text.isascii():
+        return text[:ERROR_BYTES_MAX]
+    raw = text.encode(errors="replace")[:ERROR_BYTES_MAX]
+    return raw.decode(errors="ignore")

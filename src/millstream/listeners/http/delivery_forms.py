@@ -163,7 +163,7 @@ _MORE = (
     "`receipts` are answered 200, each with its own result. "
 )
 _OF_GROUP = "Receipts of other groups are refused. "
-_ERROR_TEXT = text(description="What went wrong, for the dead letters; 1,000 characters are kept.")
+_ERROR_TEXT = text(description="What went wrong, for the dead letters; 1,000 bytes of it are kept.")
 
 
 def _settle(title: str, optional: dict[str, Schema]) -> Body:
