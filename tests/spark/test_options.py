@@ -125,6 +125,19 @@ WRONG = [
     ({"kafka.enable.auto.commit": "true"}, "kafka.enable.auto.commit", "name a groupId"),
     ({"kafka.interceptor.classes": "x"}, "kafka.interceptor.classes", "Java classes"),
     ({"kafka.sasl.mechanism": "PLAIN"}, "kafka.sasl.mechanism", "no SASL"),
+    ({"kafka.sasl.login.class": "x"}, "kafka.sasl.login.class", "no SASL"),
+    ({"kafka.security.protocol": "SASL_SSL"}, "kafka.security.protocol", "needs SASL"),
+    ({"kafka.security.protocol": "sasl_plaintext"}, "kafka.security.protocol", "without SASL"),
+    ({"kafka.security.protocol": "tls"}, "kafka.security.protocol", "`ssl` or `plaintext`"),
+    ({"kafka.partitioner.class": "x"}, "kafka.partitioner.class", "the column `partition`"),
+    (
+        {"kafka.ssl.endpoint.identification.algorithm": ""},
+        "kafka.ssl.endpoint.identification.algorithm",
+        "names in certificates are always checked",
+    ),
+    ({"kafka.ssl.truststore.password": "x"}, "kafka.ssl.truststore.password", "with `ca`"),
+    ({"kafka.ssl.key.password": "x"}, "kafka.ssl.key.password", "certificates of clients"),
+    ({"kafka.ssl.cipher.suites": "x"}, "kafka.ssl.cipher.suites", "as Python's own"),
     ({"kafka.fetch.min.byte": "1"}, "kafka.fetch.min.byte", "'kafka.fetch.min.bytes'"),
 ]
 
@@ -187,6 +200,15 @@ def test_the_least_of_a_trigger_is_not_above_the_most() -> None:
 def test_tuning_of_kafkas_consumers_does_no_harm() -> None:
     for name in WITHOUT_EFFECT:
         read_source_options({"subscribe": "t", name: "1"}, {}, is_stream=True)
+
+
+def test_options_of_kafkas_producers_that_change_nothing_are_taken() -> None:
+    given = {
+        "kafka.enable.idempotence": "true",
+        "kafka.metrics.recording.level": "DEBUG",
+        "KAFKA.Metric.Reporters": "x",
+    }
+    read_source_options({"subscribe": "t"} | given, {}, is_stream=True)
 
 
 def test_tables_in_the_catalog_bring_options_of_sparks_own() -> None:

@@ -119,6 +119,22 @@ class SparkTime:
         return f"{value}ms"
 
 
+@dataclass(frozen=True, slots=True)
+class SecurityProtocol:
+    expects: str = "`ssl` or `plaintext`, and an address without SASL"
+
+    def parse(self, text: str) -> str:
+        word = text.lower()
+        if word in ("sasl_ssl", "sasl_plaintext"):
+            raise ValueError("needs SASL, and there is none here yet")
+        if word not in ("ssl", "plaintext"):
+            raise ValueError("is neither")
+        return word
+
+    def show(self, value: object) -> str:
+        return str(value)
+
+
 # ---- the table
 
 
@@ -153,7 +169,7 @@ BROKER_ROWS = (
     Option("ca", Text("the path of a file of certificates"), None, "Trusted besides the system's."),
     Option(
         "kafka.security.protocol",
-        Choice(("plaintext", "ssl")),
+        SecurityProtocol(),
         None,
         "TLS towards Kafka addresses. By default as the `server` URL says.",
     ),
@@ -364,6 +380,8 @@ WITHOUT_EFFECT = frozenset(
                 "connections.max.idle.ms",
                 "default.api.timeout.ms",
                 "delivery.timeout.ms",
+                "enable.idempotence",
+                "enable.metrics.push",
                 "exclude.internal.topics",
                 "fetch.max.bytes",
                 "fetch.max.wait.ms",
@@ -377,6 +395,10 @@ WITHOUT_EFFECT = frozenset(
                 "max.poll.interval.ms",
                 "max.poll.records",
                 "metadata.max.age.ms",
+                "metric.reporters",
+                "metrics.num.samples",
+                "metrics.recording.level",
+                "metrics.sample.window.ms",
                 "partition.assignment.strategy",
                 "receive.buffer.bytes",
                 "reconnect.backoff.max.ms",
@@ -394,20 +416,6 @@ WITHOUT_EFFECT = frozenset(
     )
 )
 
-# What Spark's catalog keeps of a table.
-_CATALOG_PROPERTIES = frozenset(
-    (
-        "path",
-        "provider",
-        "location",
-        "external",
-        "owner",
-        "comment",
-        "collation",
-        "is_managed_location",
-    )
-)
-
 # What cannot be done here, and what to do instead.
 _REFUSED = {
     "kafka.auto.offset.reset": "set startingOffsets to earliest or latest: a query keeps its own "
@@ -420,10 +428,17 @@ _REFUSED = {
     "Spark",
     "kafka.enable.auto.commit": "name a groupId: offsets are committed as batches finish",
     "kafka.interceptor.classes": "interceptors are Java classes, and there is no Java client here",
-    "kafka.sasl.mechanism": "there is no SASL here yet; use an address without",
-    "kafka.sasl.jaas.config": "there is no SASL here yet; use an address without",
-    "kafka.ssl.truststore.location": "name a file of PEM certificates with `ca`",
-    "kafka.ssl.keystore.location": "certificates of clients are not sent",
+    "kafka.partitioner.class": "keys choose partitions as those of Kafka's own clients do, and the "
+    "column `partition` chooses any other",
+    "kafka.ssl.endpoint.identification.algorithm": "names in certificates are always checked; give "
+    "the broker a certificate for the name that it has here",
+}
+# The same for all that begin so; the first that fits counts.
+_REFUSED_GROUPS = {
+    "kafka.sasl.": "there is no SASL here yet; use an address without",
+    "kafka.ssl.truststore.": "name a file of PEM certificates with `ca`",
+    "kafka.ssl.key": "certificates of clients are not sent",
+    "kafka.ssl.": "TLS is as Python's own; name a file of PEM certificates to trust with `ca`",
 }
 
 
@@ -502,7 +517,9 @@ def _is_sparks_own(name: str) -> bool:
 
 
 def _unknown(name: str, value: str, rows: Iterable[Option]) -> OptionInvalid:
-    refused = _REFUSED.get(name.lower())
+    lower = name.lower()
+    groups = (why for start, why in _REFUSED_GROUPS.items() if lower.startswith(start))
+    refused = _REFUSED.get(lower) or next(groups, None)
     if refused is not None:
         return option_invalid(name, value, f"and this option is not supported; {refused}")
     names = [row.name for row in rows] + sorted(WITHOUT_EFFECT)
