@@ -331,3 +331,16 @@ def test_a_commit_that_was_refused_is_tried_again_a_while_later(
     clock.now_s += AGAIN_S
     driver.commit(moved)
     assert scripted.asked[OffsetCommitRequest.API_KEY] == 3
+
+
+def test_a_topic_that_is_subscribed_no_more_is_not_just_called_deleted(
+    scripted: ScriptedKafka, clock: MovedClock
+) -> None:
+    scripted.make("orders", Log().add(b"a"))
+    scripted.make("payments", Log().add(b"a"))
+    start = driver_of(scripted, clock, subscribe="orders,payments").latest(Position())
+    driver = driver_of(scripted, clock)
+    end = driver.latest(start)
+    assert end.offsets == {("orders", 0): 1}
+    with pytest.raises(DataLost, match="payments is no longer subscribed, or was deleted"):
+        driver.tasks(start, end)

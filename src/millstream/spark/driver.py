@@ -388,7 +388,8 @@ class Driver:
     def _ranges(self, start: Position, end: Position) -> list[Range]:
         gone = sorted(start.offsets.keys() - end.offsets.keys())
         for part in gone:
-            self.loss.found(part, start.offsets[part], None, "its topic was deleted")
+            why = f"{part[0]} is no longer subscribed, or was deleted"
+            self.loss.found(part, start.offsets[part], None, why)
         found = []
         new = []
         for part in sorted(end.offsets):
