@@ -25,7 +25,7 @@ from spark.scripted_kafka import Log, ScriptedKafka, honest, ignorant, throttled
 
 SHAPE = Shape(pa.schema([(name, ARROW_TYPES[name]) for name in ("offset", "value")]))
 PATIENCE_S = 120.0
-UNKNOWN_MEMBER_ID = 25
+OFFSET_OUT_OF_RANGE, UNKNOWN_MEMBER_ID = 1, 25
 
 
 @pytest.fixture
@@ -344,3 +344,52 @@ def test_a_topic_that_is_subscribed_no_more_is_not_just_called_deleted(
     assert end.offsets == {("orders", 0): 1}
     with pytest.raises(DataLost, match="payments is no longer subscribed, or was deleted"):
         driver.tasks(start, end)
+
+
+# ---- offsets that are out of range, and are not
+
+
+def out_of_range(answer: Any) -> Any:
+    for topic in answer.responses:
+        for one in topic.partitions:
+            one.error_code, one.records = OFFSET_OUT_OF_RANGE, b""
+    return answer
+
+
+def test_an_offset_that_is_there_after_all_is_asked_for_again_after_a_pause(
+    scripted: ScriptedKafka, clock: MovedClock
+) -> None:
+    scripted.make("orders", Log().add(b"a").add(b"b"))
+    scripted.plan(FetchRequest, out_of_range, out_of_range)
+    assert rows(scripted, clock, 2) == [b"a", b"b"]
+    assert len(clock.slept_s) == 2
+    # Nor is what a broker does not know for a moment the end of the log.
+    scripted.plan(FetchRequest, out_of_range)
+    scripted.plan(ListOffsetsRequest, ignorant, ignorant)
+    assert rows(scripted, clock, 2) == [b"a", b"b"]
+
+
+def test_a_broker_that_contradicts_itself_is_given_up(
+    scripted: ScriptedKafka, clock: MovedClock
+) -> None:
+    scripted.make("orders", Log().add(b"a"))
+    scripted.plan(FetchRequest, *[out_of_range] * 1_000)
+    with pytest.raises(BrokerUnreachable, match="offset 0 of orders/0 is out of range") as caught:
+        rows(scripted, clock, 1)
+    assert "kafkaConsumer.pollTimeoutMs" in caught.value.message
+    assert PATIENCE_S - 2 < sum(clock.slept_s) <= PATIENCE_S
+    assert scripted.asked[FetchRequest.API_KEY] < 200
+
+
+def test_an_offset_that_is_out_of_range_is_lost_data(
+    scripted: ScriptedKafka, clock: MovedClock
+) -> None:
+    scripted.make("orders", Log(start=1).add(b"a").add(b"b"))
+    with pytest.raises(DataLost, match=r"offsets 0 to 0 .*\(retention\)"):
+        rows(scripted, clock, 2)
+    assert rows(scripted, clock, 2, failOnDataLoss="false") == [b"b"]
+    scripted.make("orders", Log().add(b"a"))
+    scripted.plan(FetchRequest, honest, out_of_range)
+    with pytest.raises(DataLost, match=r"offsets 1 to 2 .*\(the log's end was lost\)"):
+        rows(scripted, clock, 3)
+    assert clock.slept_s == []

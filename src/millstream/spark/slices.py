@@ -16,16 +16,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from millstream.errors import DataLost, MillstreamError
+from millstream.errors import BrokerUnreachable, DataLost, MillstreamError
 from millstream.log import batch as batches
 from millstream.spark import fetching, segments
 from millstream.spark.fetching import Found
-from millstream.spark.kafka_client import GONE_S, Kafka
+from millstream.spark.kafka_client import GONE_S, PAUSE_S, PAUSE_S_MAX, Kafka
 from millstream.spark.manifests import Away, PartFiles, files_of, patiently
 from millstream.spark.options import BrokerPlace
 from millstream.spark.positions import EARLIEST, LATEST, Part, show
 from millstream.spark.ranges import Range
 from millstream.spark.rows import Rows, Shape
+from millstream.wire.retry import RetryPolicy
 
 logger = logging.getLogger("millstream.spark")
 
@@ -275,6 +276,9 @@ def _from_wire(
         if is_gone():
             skip_or_fail(reading, task.range, progress, end, "its topic was deleted")
             return
+        policy = RetryPolicy(reading.place.patience_s, PAUSE_S, PAUSE_S_MAX)
+        pauses, deadline = policy.pauses(), clock() + policy.timeout_s
+        reached = progress.offset
         while progress.offset < end:
             try:
                 for found in fetching.read(
@@ -293,17 +297,44 @@ def _from_wire(
             except fetching.Gone:
                 skip_or_fail(reading, task.range, progress, end, "its topic was deleted")
                 return
-            except fetching.OutOfRange:
-                earliest = kafka.list_offsets({part: EARLIEST}).get(part)
-                latest = kafka.list_offsets({part: LATEST}).get(part)
-                if earliest is not None and progress.offset < earliest:
-                    skip_or_fail(reading, task.range, progress, earliest, "retention")
-                elif latest is None or latest < end:
-                    skip_or_fail(reading, task.range, progress, end, "the log's end was lost")
+            except fetching.OutOfRange as error:
+                if progress.offset != reached:
+                    reached, pauses = progress.offset, policy.pauses()
+                    deadline = clock() + policy.timeout_s
+                if _has_skipped(kafka, reading, task, progress):
+                    continue
+                pause_s = pauses.next_s()
+                if clock() + pause_s >= deadline:
+                    raise _contradiction(reading, part, progress.offset) from error
+                sleep(pause_s)
         if is_gone():
             # What was given out may be of either topic. The task is tried again, and finds out
             # before its first record.
             raise data_lost(part, start, end, "its topic was deleted meanwhile")
+
+
+def _has_skipped(kafka: Kafka, reading: Reading, task: Task, progress: Progress) -> bool:
+    """Past what is lost. False where the broker says that it has what is out of range: one that
+    follows another, or does not know the topic for a moment."""
+    part, _, end = task.range
+    earliest = kafka.list_offsets({part: EARLIEST}).get(part)
+    latest = kafka.list_offsets({part: LATEST}).get(part)
+    if earliest is not None and progress.offset < earliest:
+        skip_or_fail(reading, task.range, progress, earliest, "retention")
+    elif latest is not None and latest < end:
+        skip_or_fail(reading, task.range, progress, end, "the log's end was lost")
+    else:
+        return False
+    return True
+
+
+def _contradiction(reading: Reading, part: Part, offset: int) -> BrokerUnreachable:
+    return BrokerUnreachable(
+        f"the broker says that offset {offset} of {show(part)} is out of range, and also that its "
+        f"log has it; it was tried for {reading.place.patience_s:g} s (the option "
+        "kafkaConsumer.pollTimeoutMs)",
+        server=", ".join(reading.servers),
+    )
 
 
 def _is_gone(kafka: Kafka, task: Task, sleep: Callable[[float], None]) -> bool:
