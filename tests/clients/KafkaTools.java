@@ -96,6 +96,22 @@ public class KafkaTools {
                 + found.get(topic).get("retention.ms").source() + " "
                 + (found.get(broker).entries().size() > 50);
         });
+        say("describeTopics in pages", () -> {
+            DescribeTopicsOptions few = new DescribeTopicsOptions()
+                .partitionSizeLimitPerResponse(2);
+            TopicDescription one = admin.describeTopics(List.of(TOPIC), few).allTopicNames().get()
+                .get(TOPIC);
+            return one.partitions().stream().map(part -> part.partition()).toList() + " "
+                + one.isInternal();
+        });
+        say("listConfigResources", () -> admin.listConfigResources().all().get().stream()
+            .filter(one -> one.type() != ConfigResource.Type.TOPIC || one.name().equals(TOPIC))
+            .map(one -> one.type() + " " + one.name()).sorted().toList());
+        say("describeMetadataQuorum", () -> {
+            QuorumInfo found = admin.describeMetadataQuorum().quorumInfo().get();
+            return found.leaderId() + " " + found.voters().size() + " " + found.nodes().keySet()
+                + " " + (found.highWatermark() > 0);
+        });
         say("describeFeatures", () -> admin.describeFeatures().featureMetadata().get() != null);
         say("listPartitionReassignments", () -> admin.listPartitionReassignments()
             .reassignments().get());
@@ -226,7 +242,6 @@ public class KafkaTools {
         say("describeAcls", () -> admin.describeAcls(AclBindingFilter.ANY).values().get());
         say("describeClientQuotas", () -> admin.describeClientQuotas(ClientQuotaFilter.all())
             .entities().get());
-        say("describeMetadataQuorum", () -> admin.describeMetadataQuorum().quorumInfo().get());
         say("listTransactions", () -> admin.listTransactions().all().get());
     }
 }

@@ -259,3 +259,21 @@ def test_kafka_python_administers_too(broker: BrokerProcess) -> None:
         assert "python-made" not in client.list_topics()
     finally:
         client.close()
+
+
+def test_kafka_python_asks_what_newer_brokers_answer(broker: BrokerProcess) -> None:
+    make_topic(broker, "paged", 3)
+    client = KafkaAdminClient(bootstrap_servers=broker.kafka)
+    try:
+        first = client.describe_topic_partitions(["paged"], response_partition_limit=2)
+        assert [one["partition_index"] for one in first["topics"][0]["partitions"]] == [0, 1]
+        rest = client.describe_topic_partitions(["paged"], cursor=first["next_cursor"])
+        assert [one["partition_index"] for one in rest["topics"][0]["partitions"]] == [2]
+        assert rest["next_cursor"] is None
+        found = client.list_config_resources()
+        assert found["broker"] == ["1"]
+        assert "paged" in found["topic"]
+        [metadata] = client.describe_metadata_quorum()["topics"]
+        assert metadata["partitions"][0]["leader_id"] == 1
+    finally:
+        client.close()

@@ -1,4 +1,5 @@
-"""The handlers of groups on a broker whose time a test owns, asked and heard through kio."""
+"""The handlers of groups, and of what there is, on a broker whose time a test owns, asked and heard
+through kio."""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ from broker.making import House
 from millstream.engine.pending import Pending
 from millstream.kinds import Address
 from millstream.listeners.kafka.apis import Api, Call
+from millstream.listeners.kafka.cluster import cluster_apis
 from millstream.listeners.kafka.connection import Counts, Shared
 from millstream.listeners.kafka.consumer_apis import consumer_apis
 from millstream.listeners.kafka.context import Context
+from millstream.listeners.kafka.describe_apis import describe_apis
 from millstream.listeners.kafka.group_admin_apis import group_admin_apis
 from millstream.listeners.kafka.group_apis import group_apis
 from millstream.listeners.kafka.offset_apis import offset_apis
@@ -37,11 +40,15 @@ class Asked:
         self.house.scheduler.run()
         return isinstance(self.outcome, Pending) and not self.outcome.is_done
 
-    def answer(self) -> Any:
-        """As kio reads it."""
+    @property
+    def data(self) -> bytes:
         self.house.scheduler.run()
         pieces = self.outcome.result() if isinstance(self.outcome, Pending) else self.outcome
-        return response(self.api, self.version, b"".join(pieces))
+        return b"".join(pieces)
+
+    def answer(self) -> Any:
+        """As kio reads it."""
+        return response(self.api, self.version, self.data)
 
 
 @dataclass
@@ -62,6 +69,8 @@ class Scene:
             group_admin_apis(context),
             consumer_apis(context),
             share_apis(context),
+            cluster_apis(context),
+            describe_apis(context),
         )
         self.apis = {_snake(api.name): api for apis in made for api in apis}
 

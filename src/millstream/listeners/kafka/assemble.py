@@ -16,6 +16,7 @@ from millstream.listeners.kafka.configs import broker_configs
 from millstream.listeners.kafka.connection import Limits, Shared
 from millstream.listeners.kafka.consumer_apis import consumer_apis
 from millstream.listeners.kafka.context import Context
+from millstream.listeners.kafka.describe_apis import describe_apis
 from millstream.listeners.kafka.fetch import fetch_apis
 from millstream.listeners.kafka.group_admin_apis import group_admin_apis
 from millstream.listeners.kafka.group_apis import group_apis
@@ -44,6 +45,7 @@ def every_api(context: Context) -> dict[int, Api]:
     """By key. An API that is not here is not spoken: its request ends the connection."""
     table = table_of(
         cluster_apis(context),
+        describe_apis(context),
         producer_apis(context),
         produce_apis(context),
         fetch_apis(context),

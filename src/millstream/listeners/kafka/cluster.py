@@ -5,7 +5,7 @@ There is one broker, so it leads every partition, coordinates every group, and i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from kafka.protocol.admin import DescribeClusterRequest, DescribeClusterResponse
@@ -28,7 +28,6 @@ from millstream.wire.kafka.codes import Code
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
-    from millstream.broker.topics import Topic
     from millstream.listeners.kafka.apis import Call, Reply
     from millstream.listeners.kafka.context import Context
 
@@ -110,10 +109,7 @@ def _metadata(context: Context, call: Call, asked: Any) -> Generator[Pending[Any
 def _names(context: Context, call: Call, asked: Any) -> list[tuple[str | None, UUID | None]]:
     """Of the topics that are asked for, or their ids; in version 0, none means all."""
     if asked.topics is None or (call.version == 0 and not asked.topics):
-        every = context.broker.topics.names()
-        if offsets_topic.is_there(context):
-            every.append(offsets_topic.NAME)
-        return [(name, None) for name in every]
+        return [(name, None) for name in every_topic(context)]
     found: dict[tuple[str | None, UUID | None], None] = {}
     for topic in asked.topics:
         id = topic.topic_id if call.version >= 10 and topic.topic_id != NO_TOPIC_ID else None
@@ -121,47 +117,61 @@ def _names(context: Context, call: Call, asked: Any) -> list[tuple[str | None, U
     return list(found)
 
 
+def every_topic(context: Context) -> list[str]:
+    """The names of all that clients see, in order."""
+    names = context.broker.topics.names()
+    return sorted([*names, offsets_topic.NAME]) if offsets_topic.is_there(context) else names
+
+
+class TopicLook(NamedTuple):
+    """What clients are told of a topic."""
+
+    name: str
+    id: UUID
+    # The leader epochs of its partitions.
+    epochs: list[int]
+    is_internal: bool = False
+
+
+def look_at(context: Context, name: str) -> TopicLook:
+    """Raises when there is no such topic."""
+    if name == offsets_topic.NAME:
+        epochs = [offsets_topic.EPOCH] * offsets_topic.PARTITIONS
+        return TopicLook(name, offsets_topic.ID, epochs, is_internal=True)
+    topic = context.broker.topics.get(name)
+    leader_epoch = context.engine.leader_epoch
+    ids = (PartitionId(topic.name, number) for number in range(topic.partitions))
+    return TopicLook(name, topic.uuid, [leader_epoch(id) for id in ids])
+
+
 def _described(
     context: Context, name: str | None, id: UUID | None, may_make: bool
 ) -> Generator[Pending[Any], Any, Any]:
     topics = context.broker.topics
-    if name == offsets_topic.NAME or id == offsets_topic.ID:
-        return _offsets_topic(context)
+    if id == offsets_topic.ID:
+        name = offsets_topic.NAME
+    elif name is None and id is not None:
+        known = topics.by_id.get(id.bytes)
+        name = None if known is None else known.name
     if name is None:
-        known = None if id is None else topics.by_id.get(id.bytes)
-        if known is None:
-            return _no_topic(None, id, context.count(Code.UNKNOWN_TOPIC_ID))
-        return _topic(context, known)
+        return _no_topic(None, id, context.count(Code.UNKNOWN_TOPIC_ID))
     try:
-        topic = (yield topics.ensure(name)) if may_make else topics.get(name)
-        return _topic(context, topic)
+        if may_make and name != offsets_topic.NAME:
+            yield topics.ensure(name)
+        return _shown(context, look_at(context, name))
     except MillstreamError as error:
         return _no_topic(name, None, context.code(error))
 
 
-def _topic(context: Context, topic: Topic) -> Any:
-    leader_epoch = context.engine.leader_epoch
-    ids = (PartitionId(topic.name, number) for number in range(topic.partitions))
-    return _shown(context, topic.name, topic.uuid, [leader_epoch(id) for id in ids])
-
-
-def _offsets_topic(context: Context) -> Any:
-    epochs = [offsets_topic.EPOCH] * offsets_topic.PARTITIONS
-    return _shown(context, offsets_topic.NAME, offsets_topic.ID, epochs, is_internal=True)
-
-
-def _shown(
-    context: Context, name: str, id: UUID, epochs: list[int], *, is_internal: bool = False
-) -> Any:
-    """A topic whose partitions have these leader epochs."""
+def _shown(context: Context, look: TopicLook) -> Any:
     Response = MetadataResponse.MetadataResponseTopic  # noqa: N806  a class
     Partition = Response.MetadataResponsePartition  # noqa: N806  a class
     node = [context.node_id]
     return Response(
         error_code=Code.NONE,
-        name=name,
-        topic_id=id,
-        is_internal=is_internal,
+        name=look.name,
+        topic_id=look.id,
+        is_internal=look.is_internal,
         partitions=[
             Partition(
                 error_code=Code.NONE,
@@ -172,7 +182,7 @@ def _shown(
                 isr_nodes=node,
                 offline_replicas=[],
             )
-            for number, epoch in enumerate(epochs)
+            for number, epoch in enumerate(look.epochs)
         ],
     )
 
