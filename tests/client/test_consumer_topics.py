@@ -11,7 +11,10 @@ import pytest
 from broker_process import BrokerProcess
 from client.scripted import run, until
 from millstream.client import AsyncClient, Consumer, Received
+from millstream.client.membership import Joined, JoinOptions, Membership, Polled, Standing
+from millstream.client.transport import Transport
 from millstream.errors import TopicUnknown
+from millstream.wire.retry import RetryPolicy
 
 
 async def fill(client: AsyncClient, topic: str, *values: str) -> None:
@@ -100,6 +103,54 @@ def test_records_of_a_topic_made_again_are_all_new_ones(broker: BrokerProcess) -
                 assert await take(consumer, 2) == list("AB")
                 await consumer.commit()
                 assert await offsets(client) == {"x": 2}
+
+    run(scenario())
+
+
+class LateBroker(Membership):
+    """Answers the first poll only when the topic was deleted and made again since."""
+
+    def __init__(self, transport: Transport) -> None:
+        super().__init__(transport, "g", RetryPolicy())
+        self.polls = 0
+        self.is_told = asyncio.Event()
+        self.has_polled_again = asyncio.Event()
+
+    def standing(self, generation: int) -> Standing:
+        both = frozenset({("x", 0), ("y", 0)})
+        return Standing("m", generation, both, frozenset(), {"x": f"x{generation}", "y": "y"})
+
+    async def join(self, options: JoinOptions, member_id: str | None) -> Joined:
+        return Joined(self.standing(1), 0.001)
+
+    async def heartbeat(self, member_id: str, generation: int) -> Standing:
+        self.is_told.set()
+        return self.standing(2)
+
+    async def poll(self, member_id: str, generation: int, **how: object) -> Polled:
+        self.polls += 1
+        if self.polls > 1:
+            self.has_polled_again.set()
+            await asyncio.Event().wait()
+        await self.is_told.wait()
+        # The consumer hears of the new topic before it hears of these.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        records = [Received(topic, 0, 7, 0, None, topic.encode()) for topic in ("x", "y")]
+        return Polled(self.standing(1), 1, records)
+
+    async def leave(self, member_id: str, generation: int, retry: RetryPolicy) -> None:
+        pass
+
+
+def test_an_answer_from_before_a_topic_was_made_again_brings_none_of_its_records() -> None:
+    async def scenario() -> None:
+        async with AsyncClient("http://127.0.0.1:1") as client:
+            consumer = client.consumer(["x", "y"], group="g", commit="manual")
+            late = consumer._membership = LateBroker(client._transport)
+            async with consumer:
+                await late.has_polled_again.wait()
+                assert [one.text for one in await consumer.take(5, timeout_s=0)] == ["y"]
 
     run(scenario())
 

@@ -331,8 +331,8 @@ class Consumer:
                 await self._handed_back.wait()
             if self._is_auto:
                 await self._commit_what_is_left(parting)
-            # What was made again in the meantime is there to be read.
-            self._drop(parting & self._newest.revoking)
+            # What was made again in the meantime is read anew.
+            self._drop(parting - self._assignment)
         assert self._newest is not None
         self._generation = self._newest.generation
         # A call with the new generation is what tells the broker.
@@ -380,11 +380,8 @@ class Consumer:
             self._number = polled.number
             self._heard(polled.standing)
             told = polled.standing.generation
-            self._buffer.extend(
-                record
-                for record in polled.records
-                if (one := _place(record)) in self._assignment and self._since[one] <= told
-            )
+            current = {one for one in self._assignment if self._since[one] <= told}
+            self._buffer.extend(one for one in polled.records if _place(one) in current)
             if self._buffer:
                 self._arrived.set()
 
