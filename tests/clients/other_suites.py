@@ -1,12 +1,12 @@
 """Runs the tests of other people's clients against brokers of ours: `make test-clients`.
 
 Their tests are fetched with the source package of the version that is installed here, and thrown
-away afterwards. A test that fails must have an excuse below, and an excuse must be needed: one
-whose test passes is to be taken away.
+away afterwards. A test that fails, or is skipped, must have an excuse below, and an excuse must be
+needed: one whose test passes is to be taken away.
 
 kafka-python's are in its source package. aiokafka's are not: what it puts on PyPI has had no tests
-since 0.1.0. They are run when a package has them again, or when `AIOKAFKA_SOURCE` names a folder
-with its source and tests; `test_kafka_aio.py` is ours in their place.
+since 0.1.0. `AIOKAFKA_SOURCE` names a folder in which its folder `tests` is; without one they are
+not run, and that is a failure, unless `LEAVE_OUT=aiokafka` says that it is meant.
 """
 
 from __future__ import annotations
@@ -17,19 +17,29 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
 from broker_process import BrokerProcess
+from certificates import Pair
 
+# What excuses a test: all of this comes later, or never.
 TRANSACTIONS = "needs transactions"
 ACCESS = "needs access control"
+KERBEROS = "needs Kerberos"
+SECOND_BROKER = "needs a second broker"
+# And one that no broker of today passes.
+OLDER = "is for brokers older than Kafka 0.10.1"
+REASONS = frozenset((TRANSACTIONS, ACCESS, KERBEROS, SECOND_BROKER, OLDER))
 SECONDS_MAX = 60
-# By which the plugins below find the broker.
+# By which the plugins below find the broker: its addresses, and a folder with certificates.
 ADDRESS = "MILLSTREAM_SUITE_BROKER"
+ADDRESS_TLS = "MILLSTREAM_SUITE_BROKER_TLS"
+CERTIFICATES = "MILLSTREAM_SUITE_CERTIFICATES"
+LEAVE_OUT = "LEAVE_OUT"
 
 
 class Suite(NamedTuple):
@@ -39,10 +49,11 @@ class Suite(NamedTuple):
     plugin: str
     # What its tests expect of a broker.
     flags: tuple[str, ...]
-    # Why a test may fail, by the end of its name, without its parameters.
+    # Why a test may fail or be skipped, by its file and name, without its parameters.
     excused: Mapping[str, str]
-    # Of a package that may come without tests: where else they may be.
+    # Of a package that comes without tests: what names a folder that has them, and where they are.
     elsewhere: str = ""
+    repository: str = ""
 
 
 KAFKA_PYTHON = Suite(
@@ -51,9 +62,13 @@ KAFKA_PYTHON = Suite(
     "clients.kafka_python_plugin",
     ("--node-id", "0", "--topic-partitions", "4"),
     {
-        "test_create_describe_delete_acls": ACCESS,
-        "test_transactional_producer_messages": TRANSACTIONS,
-        "test_transactional_producer_offsets": TRANSACTIONS,
+        "test_admin_integration.py::test_create_describe_delete_acls": ACCESS,
+        "test_consumer_integration.py::test_kafka_consumer_offsets_for_time_old": OLDER,
+        "test_producer_integration.py::test_transactional_producer_messages": TRANSACTIONS,
+        "test_producer_integration.py::test_transactional_producer_offsets": TRANSACTIONS,
+        "test_sasl_integration.py::test_admin": ACCESS,
+        "test_sasl_integration.py::test_client": ACCESS,
+        "test_sasl_integration.py::test_produce_and_consume": ACCESS,
     },
 )
 AIOKAFKA = Suite(
@@ -61,8 +76,65 @@ AIOKAFKA = Suite(
     "tests",
     "clients.aiokafka_plugin",
     ("--topic-partitions", "2"),
-    {},
+    {
+        **{
+            f"test_sasl.py::test_{name}": KERBEROS
+            for name in ("sasl_plaintext_gssapi", "admin_client_sasl_plaintext_gssapi")
+        },
+        **{
+            f"test_sasl.py::test_{name}": ACCESS
+            for name in (
+                "admin_client_sasl_plaintext_basic",
+                "admin_client_sasl_plaintext_scrum",
+                "sasl_deny_autocreate_cluster",
+                "sasl_deny_group_describe",
+                "sasl_deny_group_read",
+                "sasl_deny_topic_describe",
+                "sasl_deny_topic_read",
+                "sasl_deny_topic_write",
+                "sasl_deny_transaction_group_describe",
+                "sasl_deny_transaction_group_read",
+                "sasl_deny_txnid_describe",
+                "sasl_deny_txnid_during_transaction",
+                "sasl_deny_txnid_write",
+                "sasl_plaintext_basic",
+                "sasl_plaintext_scram",
+                "sasl_unknown_topic_describe",
+            )
+        },
+        **{
+            f"test_transactional_consumer.py::test_consumer_{name}": TRANSACTIONS
+            for name in (
+                "several_transactions",
+                "simple_read_only_control_record",
+                "transactional_abort",
+                "transactional_commit",
+                "transactional_read_only_control_record",
+                "transactions_not_supported",
+            )
+        },
+        **{
+            f"test_transactional_producer.py::test_producer_transactional_{name}": TRANSACTIONS
+            for name in (
+                "aborting_previous_failure",
+                "cancel_txn_methods",
+                "empty_txn",
+                "fences_off_previous",
+                "flush_2_batches_before_commit",
+                "flush_before_commit",
+                "raise_out_of_sequence",
+                "restart_reaquire_pid",
+                "send_batch_outside_txn",
+                "send_message_outside_txn",
+                "send_offsets_and_abort",
+                "send_offsets_error_checks",
+                "send_offsets_to_transaction",
+                "simple",
+            )
+        },
+    },
     elsewhere="AIOKAFKA_SOURCE",
+    repository="https://github.com/aio-libs/aiokafka",
 )
 
 
@@ -71,24 +143,46 @@ def main() -> int:
 
 
 def run(suite: Suite) -> int:
+    if suite.package in os.environ.get(LEAVE_OUT, "").split(","):
+        print(f"{suite.package} {version(suite.package)}: left out, as {LEAVE_OUT} says")
+        return 0
     with tempfile.TemporaryDirectory() as directory:
         source = fetch(suite, Path(directory))
-        if not (source / suite.tests).is_dir():
-            print(f"{suite.package}: there are no tests in the source package {source.name}")
-            print(f"{suite.package}: set {suite.elsewhere} to a folder with its source to run them")
-            return 0
+        if not any((source / suite.tests).glob("**/test_*.py")):
+            print(not_run(suite))
+            return 1
         report = Path(directory) / "report.xml"
-        with BrokerProcess(directory, "--kafka", "127.0.0.1:0", *suite.flags) as broker:
+        pair = Pair(Path(directory))
+        flags = ("--kafka", "127.0.0.1:0", "--kafka-tls", "127.0.0.1:0", *pair.flags)
+        with BrokerProcess(directory, *flags, *suite.flags) as broker:
             broker.wait_until_ready()
-            test(suite, source, broker.kafka, report)
+            test(suite, source, broker, report)
         return judge(suite, report)
 
 
+def not_run(suite: Suite) -> str:
+    """That there are no tests, and what to do about it."""
+    number = version(suite.package)
+    missing = f"{suite.package} {number}: not run, because its package on PyPI brings no tests"
+    if not suite.elsewhere:
+        return missing
+    folder = f"/tmp/{suite.package}"
+    return f"""{missing}
+to run them:
+  git clone --depth 1 --branch v{number} {suite.repository} {folder}
+  make test-clients {suite.elsewhere}={folder}
+to leave them out:
+  make test-clients {LEAVE_OUT}={suite.package}"""
+
+
 def fetch(suite: Suite, directory: Path) -> Path:
-    """Their source."""
+    """Their source. Of what lies elsewhere only the tests, which then test what is installed."""
     own = os.environ.get(suite.elsewhere) if suite.elsewhere else None
     if own:
-        return Path(shutil.copytree(own, directory / suite.package))
+        source = directory / suite.package
+        if Path(own, suite.tests).is_dir():
+            shutil.copytree(Path(own, suite.tests), source / suite.tests)
+        return source
     wanted = f"{suite.package}=={version(suite.package)}"
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     pip += ["--no-binary", suite.package, "--dest", str(directory), wanted]
@@ -99,45 +193,57 @@ def fetch(suite: Suite, directory: Path) -> Path:
     return package.with_name(package.name.removesuffix(".tar.gz"))
 
 
-def test(suite: Suite, source: Path, address: str, report: Path) -> None:
+def test(suite: Suite, source: Path, broker: BrokerProcess, report: Path) -> None:
     own = Path(__file__).parent.parent
     path = [str(own), str(own.parent / "src"), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {ADDRESS: address, "PYTHONPATH": os.pathsep.join(path)}
+    where = {ADDRESS: broker.kafka, ADDRESS_TLS: broker.kafka_tls, CERTIFICATES: str(report.parent)}
+    environment = os.environ | where | {"PYTHONPATH": os.pathsep.join(path)}
     program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb", "short"]
     program += ["-p", suite.plugin, "--rootdir", str(source), "-c", os.devnull]
     program += ["--show-capture", "no", "--timeout", str(SECONDS_MAX)]
-    program += [f"--junitxml={report}", suite.tests]
+    # The older form of the report names the file of each test.
+    program += [f"--junitxml={report}", "-o", "junit_family=xunit1", suite.tests]
     subprocess.run(program, cwd=source, env=environment, check=False)
 
 
 def judge(suite: Suite, report: Path) -> int:
-    """0 when nothing failed without an excuse, and every excuse was needed."""
-    outcomes = dict(results(report))
-    failed = {name for name, has_failed in outcomes.items() if has_failed}
-    passed = outcomes.keys() - failed
-    wrong = sorted(failed - suite.excused.keys())
-    idle = sorted(name for name in suite.excused if name in passed or name not in outcomes)
-    for name in sorted(failed & suite.excused.keys()):
-        print(f"excused: {name}: {suite.excused[name]}")
+    """0 when all passed that has no excuse, and every excuse was needed."""
+    outcomes = results(suite, report)
+    passed = {name for name, outcome in outcomes.items() if outcome == "passed"}
+    wrong = sorted(outcomes.keys() - passed - suite.excused.keys())
+    # Whose source lies elsewhere may have it in another version, without some of its tests.
+    absent = set() if suite.elsewhere else suite.excused.keys() - outcomes.keys()
+    idle = sorted(absent | (suite.excused.keys() & passed))
+    excused = sorted(outcomes.keys() & (suite.excused.keys() - passed))
+    for name in excused:
+        print(f"excused, {outcomes[name]}: {name}: {suite.excused[name]}")
     for name in wrong:
-        print(f"failed: {name}")
+        print(f"{outcomes[name]}: {name}")
     for name in idle:
         print(f"needs no excuse any more: {name}")
-    counts = f"{len(passed)} passed, {len(failed)} failed, {len(wrong)} of them without an excuse"
+    counts = f"{len(passed)} passed, {len(excused)} excused, {len(wrong)} failed or skipped"
     print(f"{suite.package} {version(suite.package)}: {counts}")
     return 1 if wrong or idle or not passed else 0
 
 
-def results(report: Path) -> Iterator[tuple[str, bool]]:
-    """Of each test that was run, whether it failed; of one with parameters, whether it ever did."""
-    failed: dict[str, bool] = {}
+# From the best to the worst; of a test with parameters, the worst counts.
+OUTCOMES = ("passed", "skipped", "failed")
+
+
+def results(suite: Suite, report: Path) -> dict[str, str]:
+    """What came of each test, by its file and name."""
+    found: dict[str, str] = {}
     for case in ET.parse(report).getroot().iter("testcase"):
-        if case.find("skipped") is not None:
-            continue
-        name = case.attrib["name"].partition("[")[0]
-        has_failed = case.find("failure") is not None or case.find("error") is not None
-        failed[name] = failed.get(name, False) or has_failed
-    yield from failed.items()
+        outcome = "passed"
+        if case.find("failure") is not None or case.find("error") is not None:
+            outcome = "failed"
+        elif case.find("skipped") is not None:
+            outcome = "skipped"
+        # What could not be collected has no file.
+        file = case.attrib.get("file", "").removeprefix(f"{suite.tests}/")
+        name = f"{file}::{case.attrib['name'].partition('[')[0]}"
+        found[name] = max(found.get(name, "passed"), outcome, key=OUTCOMES.index)
+    return found
 
 
 if __name__ == "__main__":
