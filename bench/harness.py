@@ -35,16 +35,22 @@ GIB = 2**30
 class Goal(NamedTuple):
     of: GoalOf
     number: float
+    # Of a value: what its ratio to the peer's has to be as well, from the same side. It counts
+    # where the peer was measured.
+    ratio: float | None = None
 
     def is_met(self, value: float, ratio: float | None) -> bool | None:
         """None when it cannot be told, because there is no peer to compare with."""
-        if self.of == "value at most":
-            return value <= self.number
-        if self.of == "value at least":
-            return value >= self.number
-        if ratio is None:
+        is_least = self.of.endswith("at least")
+        if self.of.startswith("value"):
+            bounds = [(value, self.number)]
+            if ratio is not None and self.ratio is not None:
+                bounds.append((ratio, self.ratio))
+        elif ratio is None:
             return None
-        return ratio >= self.number if self.of == "ratio at least" else ratio <= self.number
+        else:
+            bounds = [(ratio, self.number)]
+        return all(one >= bound if is_least else one <= bound for one, bound in bounds)
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import WORKLOADS, delivery, schedules, topics
+from bench import WORKLOADS, delivery, kafka, schedules, topics
 from bench.harness import (
     SMOKE,
     Bench,
@@ -26,6 +26,7 @@ from bench.harness import (
     make_line,
     run_all,
 )
+from bench.kafka_load import Load, Outcome
 from bench.log import MEASUREMENTS
 from bench.machine import look
 
@@ -284,6 +285,53 @@ def test_the_best_of_a_time_is_the_lowest(unit: Unit, taken: Any, value: float) 
 def test_a_goal_is_met_at_its_number_and_not_past_it(goal: Goal, met: bool) -> None:
     line = make_line("x", mode="none", unit=RATE, values=[5], peer=Peer("a peer", [10]), goal=goal)
     assert (line.ratio, line.met) == (0.5, met)
+
+
+@pytest.mark.parametrize(
+    ("of", "number", "peer", "met"),
+    [
+        ("value at least", 5, [5], True),
+        ("value at least", 5, [5.1], False),
+        ("value at least", 5.1, [4], False),
+        ("value at least", 5, [], True),
+        ("value at least", 5.1, [], False),
+        ("value at most", 5, [5], True),
+        ("value at most", 5, [4.9], False),
+        ("value at most", 4.9, [6], False),
+        ("value at most", 5, [], True),
+    ],
+)
+def test_a_goal_may_ask_for_a_value_and_for_no_less_than_the_peer(
+    of: Any, number: float, peer: list[float], met: bool
+) -> None:
+    goal = Goal(of, number, ratio=1.0)
+    line = make_line("x", mode="none", unit=RATE, values=[5], peer=Peer("p", peer, "-"), goal=goal)
+    assert (line.goal_of, line.goal, line.met) == (of, number, met)
+
+
+@pytest.mark.parametrize(("rate", "met"), [(700_000, True), (800_000, False), (None, True)])
+def test_a_rate_of_kafkas_clients_is_good_when_it_is_no_less_than_kafkas(
+    rate: float | None, met: bool
+) -> None:
+    values = {"ours-produce": [700_000.0], "peer-produce": [] if rate is None else [rate]}
+    line = kafka._line("produce", 100, "none", 1, values, "" if rate else "no jars")
+    assert (line.goal, line.met) == (650_000, met)
+    values["ours-produce"] = [600_000.0]
+    assert kafka._line("produce", 100, "none", 1, values, "").met is False
+
+
+@pytest.mark.parametrize(("peer_ms", "met"), [(1.2, [True, True]), (0.9, [False, False])])
+def test_a_wait_of_kafkas_clients_is_good_when_it_is_no_longer_than_kafkas(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, peer_ms: float, met: list[bool]
+) -> None:
+    def outcome(load: Load) -> Outcome:
+        wait_ms = 1.0 if load.server == "ours" else peer_ms
+        return Outcome(p50_ms=wait_ms, p99_ms=wait_ms)
+
+    monkeypatch.setattr(kafka, "run", outcome)
+    monkeypatch.setattr(kafka, "_ours", lambda *_: (None, "ours"))
+    monkeypatch.setattr(kafka, "kafka_or_why", lambda *_, **__: ("theirs", ""))
+    assert [line.met for line in kafka.latency(Bench(SMOKE, tmp_path))] == met
 
 
 def test_without_its_peer_a_line_is_there_with_why() -> None:
