@@ -143,3 +143,22 @@ def test_up_to_five_members_come_and_leave_and_die(
         crew.end()
     wait_until(lambda: group_page(broker, crew.group)["members"] == [], "all to have left")
     assert crew.committed() == len(crew.produced)
+
+
+@pytest.mark.parametrize(("client", "way"), MORE_WAYS)
+def test_two_members_share_in_every_way_and_the_one_that_stays_takes_over(
+    broker: BrokerProcess, tmp_path: Path, client: str, way: str
+) -> None:
+    """The short form of the other test, for ways in which that takes long."""
+    crew = Crew(broker, client, way, tmp_path)
+    try:
+        crew.join()
+        crew.join()
+        crew.settle()
+        crew.leave()
+        crew.settle()
+        crew.leave()
+    finally:
+        crew.end()
+    wait_until(lambda: group_page(broker, crew.group)["members"] == [], "all to have left")
+    assert crew.committed() == len(crew.produced)
