@@ -6,8 +6,18 @@ from typing import Any
 
 import pytest
 
-from broker.making import House, local_house
-from millstream.errors import DelayInvalid, LaneUnknown, MillstreamError
+from broker.making import House, RefusingDisk, local_house
+from faults.simulated_disk import SimulatedDisk
+from millstream.broker.inspected_producers import InspectedProducers
+from millstream.errors import (
+    DelayInvalid,
+    DiskFull,
+    LaneUnknown,
+    MillstreamError,
+    ProducerFenced,
+    SequenceDuplicate,
+    SequenceOutOfOrder,
+)
 from millstream.log import batch as batches
 from millstream.log.batch import Record
 from millstream.log.partition import PartitionId
@@ -96,6 +106,185 @@ def test_a_repeated_batch_is_known_with_its_delays(house: House) -> None:
     assert [one.value for one in stored(house)] == [b"now", b"plain"]
     house.scheduler.advance(6)
     assert [one.value for one in stored(house)] == [b"now", b"plain", b"later"]
+
+
+# ---- order
+
+
+def sent(number: int, *headers: tuple[str, bytes], is_idempotent: bool) -> bytes:
+    """The batch of one producer with this number."""
+    options: dict[str, Any] = {}
+    if is_idempotent:
+        options = {"producer_id": 7, "producer_epoch": 0, "base_sequence": number}
+    return batch((str(number).encode(), list(headers)), **options)
+
+
+def together(house: House, *datas: bytes) -> list[int]:
+    """Sent one after the other, before any of them is answered."""
+    pending = [house.broker.sealed_batches.append("t", 0, data)[0] for data in datas]
+    house.scheduler.run()
+    return [one.result() for one in pending]
+
+
+def values(house: House, lane: str | None = None) -> list[bytes | None]:
+    return [one.value for one in stored(house) if one.lane == lane]
+
+
+@pytest.mark.parametrize("is_idempotent", [False, True])
+@pytest.mark.parametrize("asking", [{0, 2, 4}, {1, 3, 5}, {3}, {0, 1, 4}])
+def test_batches_appear_in_the_order_in_which_they_came(
+    house: House, is_idempotent: bool, asking: set[int]
+) -> None:
+    header = ("ms-lane", b"normal")
+    datas = [
+        sent(number, *([header] if number in asking else []), is_idempotent=is_idempotent)
+        for number in range(6)
+    ]
+    assert together(house, *datas) == [0, 1, 2, 3, 4, 5]
+    assert values(house) == [b"0", b"1", b"2", b"3", b"4", b"5"]
+
+
+@pytest.mark.parametrize("is_idempotent", [False, True])
+def test_records_of_a_lane_appear_in_the_order_in_which_they_came(
+    house: House, is_idempotent: bool
+) -> None:
+    """Also those that come while the topic's first record of another lane is waited for."""
+    lanes = [None, b"critical", None, b"critical", b"low", None, b"critical"]
+    datas = [
+        sent(number, *([("ms-lane", lane)] if lane else []), is_idempotent=is_idempotent)
+        for number, lane in enumerate(lanes)
+    ]
+    together(house, *datas)
+    assert values(house) == [b"0", b"2", b"5"]
+    assert values(house, "critical") == [b"1", b"3", b"6"]
+    assert values(house, "low") == [b"4"]
+
+
+def test_a_batch_of_several_lanes_keeps_the_order_within_each(house: House) -> None:
+    mixed = [
+        batch((f"{number}n".encode(), []), (f"{number}c".encode(), [("ms-lane", b"critical")]))
+        for number in range(3)
+    ]
+    together(house, batch((b"first", [])), *mixed, batch((b"last", [])))
+    assert values(house) == [b"first", b"0n", b"1n", b"2n", b"last"]
+    assert values(house, "critical") == [b"0c", b"1c", b"2c"]
+
+
+def test_those_that_wait_for_a_topic_that_goes_are_told(house: House) -> None:
+    datas = [batch((b"a", [("ms-lane", b"low")])), batch((b"b", []))]
+    pending = [house.broker.sealed_batches.append("t", 0, data)[0] for data in datas]
+    deleted = house.broker.topics.delete("t")
+    house.scheduler.run()
+    deleted.result()
+    # Those that were on their way before it went may be in it, and nobody waits for ever.
+    assert all(one.is_done for one in pending)
+
+
+# ---- sequences
+
+
+def sequenced(epoch: int, sequence: int, *headers: tuple[str, bytes], id: int = 7) -> bytes:
+    return batch(
+        (f"{epoch}/{sequence}".encode(), list(headers)),
+        producer_id=id,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+    )
+
+
+def test_an_older_epoch_is_fenced_and_a_gap_is_refused(house: House) -> None:
+    assert append(house, sequenced(0, 0)) == 0
+    assert append(house, sequenced(1, 0, ("ms-lane", b"normal"))) == 1
+    with pytest.raises(ProducerFenced):
+        append(house, sequenced(0, 1))
+    with pytest.raises(SequenceOutOfOrder):
+        append(house, sequenced(1, 2))
+    with pytest.raises(SequenceOutOfOrder):
+        append(house, sequenced(2, 1))
+    assert append(house, sequenced(1, 1)) == 2
+    assert values(house) == [b"0/0", b"1/0", b"1/1"]
+    # Another producer knows nothing of it.
+    assert append(house, sequenced(0, 40, id=8)) == 3
+
+
+def test_a_repeated_batch_of_long_ago_is_told_to_be_one(house: House) -> None:
+    for sequence in range(8):
+        append(house, sequenced(0, sequence))
+    assert append(house, sequenced(0, 3)) == 3
+    with pytest.raises(SequenceDuplicate):
+        append(house, sequenced(0, 2))
+    # The window of its idempotency key is over, and it is known all the same.
+    house.scheduler.advance(3600)
+    assert append(house, sequenced(0, 7)) == 7
+    assert house.engine.offsets(T0).high_watermark == 8
+
+
+def test_a_batch_that_was_refused_may_come_again(house: House) -> None:
+    assert append(house, sequenced(0, 0)) == 0
+    with pytest.raises(LaneUnknown):
+        append(house, sequenced(0, 1, ("ms-lane", b"fast")))
+    assert append(house, sequenced(0, 1, ("ms-lane", b"normal"))) == 1
+
+
+def test_a_batch_that_is_repeated_on_its_way_is_stored_once(house: House) -> None:
+    data = sequenced(0, 0, ("ms-lane", b"low"))
+    assert together(house, data, data) == [0, 0]
+    assert values(house, "low") == [b"0/0"]
+
+
+def test_a_batch_that_failed_on_its_way_may_come_again() -> None:
+    disks: list[RefusingDisk] = []
+
+    def through(disk: SimulatedDisk) -> Any:
+        disks.append(RefusingDisk(disk))
+        return disks[0]
+
+    house = local_house(through=through).start()
+    house.done(house.broker.topics.create("t", 1, {"inspect": True}))
+    assert append(house, sequenced(0, 0)) == 0
+    disks[0].is_full = True
+    pending, _ = house.broker.sealed_batches.append("t", 0, sequenced(0, 1))
+    assert isinstance(house.failed(pending), DiskFull)
+    disks[0].is_full = False
+    assert append(house, sequenced(0, 1)) == 1
+    assert append(house, sequenced(0, 2)) == 2
+    assert values(house) == [b"0/0", b"0/1", b"0/2"]
+
+
+def test_after_a_restart_only_keys_are_known() -> None:
+    disk = SimulatedDisk()
+    house = local_house(disk).start()
+    house.done(house.broker.topics.create("t", 1, {"inspect": True}))
+    assert [append(house, sequenced(3, sequence)) for sequence in range(2)] == [0, 1]
+    house.engine.close()
+    again = local_house(disk).start()
+    # What is repeated is not stored again, and the next one follows.
+    assert [append(again, sequenced(3, sequence)) for sequence in (1, 2)] == [1, 2]
+    # One that was not heard of since may be of any epoch and sequence.
+    append(again, sequenced(1, 5, id=8))
+    assert len(values(again)) == 4
+
+
+def test_producers_are_remembered_within_a_limit() -> None:
+    known = InspectedProducers(2)
+    place = (b"t", 0)
+
+    def note(id: int) -> None:
+        header = batches.read_header(sequenced(0, 0, id=id))
+        assert known.check(place, header) is None
+        known.note(place, header, 0)
+
+    note(1)
+    note(2)
+    assert len(known) == 2
+    known.settled(place, batches.read_header(sequenced(0, 0, id=1)), 9)
+    assert known.check(place, batches.read_header(sequenced(0, 0, id=1))) == 9
+    note(3)
+    # The one that wrote least recently is forgotten: it may begin at any sequence.
+    assert len(known) == 2
+    assert known.check(place, batches.read_header(sequenced(0, 8, id=1))) is None
+    with pytest.raises(SequenceOutOfOrder):
+        known.check(place, batches.read_header(sequenced(0, 8, id=2)))
 
 
 def test_a_batch_that_asks_for_nothing_stays_as_it_is(house: House) -> None:

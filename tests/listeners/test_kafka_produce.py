@@ -27,11 +27,11 @@ from listeners.kafka_scene import (
 from millstream.engine.pending import Pending
 from millstream.errors import EngineBusy
 from millstream.log import batch as batches
+from millstream.log.partition import PartitionId
 from millstream.wire.kafka.codes import Code
 
 if TYPE_CHECKING:
     from millstream.engine.protocol import Engine
-    from millstream.log.partition import PartitionId
 
 
 def sequenced(id: int, epoch: int, sequence: int, count: int = 1) -> bytes:
@@ -150,6 +150,56 @@ def test_a_request_that_cannot_be_is_refused_whole(
             _, stored = await client.answer(ProduceResponse, version)
             assert stored.responses[0].partition_responses[0].error_code == code
             assert await store(client, batch(b"y")) == ("NONE", 0)
+
+    run(scenario())
+
+
+# ---- inspected topics
+
+
+@pytest.mark.parametrize("is_idempotent", [False, True])
+def test_pipelined_requests_to_an_inspected_topic_are_stored_in_their_order(
+    is_idempotent: bool,
+) -> None:
+    def data(number: int, id: int) -> bytes:
+        headers = [("ms-lane", b"normal")] if number % 2 == 0 else []
+        options: dict[str, Any] = {}
+        if is_idempotent:
+            options = {"producer_id": id, "producer_epoch": 0, "base_sequence": number}
+        return batches.encode([(0, None, str(number).encode(), headers)], **options)
+
+    async def scenario() -> None:
+        async with Scene() as scene:
+            await scene.broker.topics.alter("t", {"inspect": True})
+            client = await scene.connect()
+            id, _ = await producer_id(client)
+            for number in range(6):
+                client.send(produce(data(number, id)), 9, number)
+            for number in range(6):
+                _, stored = await client.answer(ProduceResponse, 9)
+                assert stored.responses[0].partition_responses[0].base_offset == number
+            chunk = await scene.engine.read(PartitionId("t", 0), 0, 1 << 20)
+            found = [
+                one.value
+                for at, header in batches.walk(chunk.data)
+                for one in batches.decode(chunk.data[at : at + header.size])
+            ]
+            assert found == [b"0", b"1", b"2", b"3", b"4", b"5"]
+
+    run(scenario())
+
+
+def test_an_inspected_topic_fences_and_notices_gaps() -> None:
+    async def scenario() -> None:
+        async with Scene() as scene:
+            await scene.broker.topics.alter("t", {"inspect": True})
+            client = await scene.connect()
+            id, _ = await producer_id(client)
+            assert await store(client, sequenced(id, 1, 0)) == ("NONE", 0)
+            assert await store(client, sequenced(id, 0, 5)) == ("INVALID_PRODUCER_EPOCH", -1)
+            assert await store(client, sequenced(id, 1, 2)) == ("OUT_OF_ORDER_SEQUENCE_NUMBER", -1)
+            assert await store(client, sequenced(id, 1, 1)) == ("NONE", 1)
+            assert await store(client, sequenced(id, 1, 1)) == ("NONE", 1)
 
     run(scenario())
 

@@ -445,6 +445,13 @@ class Publisher:
                 target.rotation.give(target.keyless_bytes)
                 target.keyless_bytes = 0
 
+    def submit(self, topic: str, partition: int) -> None:
+        """What is gathered for a partition is appended now: something follows it that does not
+        pass here."""
+        target = self._targets.get(topic)
+        if target is not None:
+            self._submit(target, {partition})
+
     def _submit(self, target: Target, numbers: set[int]) -> None:
         """Append what is gathered for some partitions, because something follows it."""
         self._append_once(target, numbers)

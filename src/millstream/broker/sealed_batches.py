@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from millstream.broker.inspecting import publish_opened
+from millstream.broker.inspecting import Inspector
 from millstream.broker.outgoing import key_required
 from millstream.broker.topic_settings import BATCH_OVERHEAD_BYTES
 from millstream.broker.topics import partition_unknown
@@ -55,7 +55,7 @@ class _Target:
 class SealedBatches:
     """Everything that Kafka's clients publish passes here."""
 
-    __slots__ = ("_clock", "_engine", "_publisher", "_targets", "_topics", "_traffic")
+    __slots__ = ("_clock", "_engine", "_inspector", "_targets", "_topics", "_traffic")
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class SealedBatches:
         clock: Clock,
     ) -> None:
         self._engine = engine
-        self._publisher = publisher
+        self._inspector = Inspector(publisher, topics, clock)
         self._topics = topics
         self._traffic = traffic
         self._clock = clock
@@ -87,13 +87,24 @@ class SealedBatches:
             _require_keys(target.topic, data)
         append_time_ms = self._clock.wall_ms() if target.is_append_time else NO_TIME
         if target.is_inspected:
-            published = publish_opened(self._publisher, name, number, data, header)
-            if published is not None:
-                return published, append_time_ms
+            pending = self._inspector.append(
+                target.topic,
+                number,
+                data,
+                header,
+                lambda: self._append(target, number, data, header, append_time_ms),
+            )
+        else:
+            pending = self._append(target, number, data, header, append_time_ms)
+        return pending, append_time_ms
+
+    def _append(
+        self, target: _Target, number: int, data: Data, header: Header, append_time_ms: int
+    ) -> Pending[int]:
         if target.is_append_time:
             data, header = batches.stamped(data, header, append_time_ms)
         pending = self._engine.append(target.ids[number], data, header)
-        traffic = self._traffic.of(name)
+        traffic = self._traffic.of(target.topic.name)
 
         def count(done: Pending[int]) -> None:
             if done.error is not None:
@@ -103,7 +114,7 @@ class SealedBatches:
             traffic.bytes_in += header.size
 
         pending.then(count)
-        return pending, append_time_ms
+        return pending
 
     def _forget(self, topic: Topic) -> None:
         self._targets.pop(topic.name, None)
