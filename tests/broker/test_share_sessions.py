@@ -17,12 +17,14 @@ from millstream.broker.share_groups import ShareBeat, ShareBeaten
 from millstream.broker.share_sessions import (
     ACKNOWLEDGED_MAX,
     GOODBYE_SECONDS,
+    HELD_LOOK,
     PAUSE_SECONDS,
     Acknowledgement,
     ShareFetch,
     ShareFetched,
 )
-from millstream.errors import MillstreamError
+from millstream.engine.pending import Pending
+from millstream.errors import EngineBusy, MillstreamError
 from millstream.log.batch import LANES
 from millstream.log.partition import PartitionId
 
@@ -267,6 +269,68 @@ def test_an_acknowledgement_that_makes_no_sense_is_refused(
     worker = Worker(share_house()).join()
     worker.fetch()
     assert worker.acknowledge(first, last, *kinds) == "parameter_invalid"
+
+
+@pytest.mark.parametrize("bad", [(1, 0, (1,)), (1, 1, (9,)), (0, ACKNOWLEDGED_MAX, (1,))])
+def test_a_request_with_a_bad_acknowledgement_uses_up_no_good_one(
+    bad: tuple[int, int, tuple[int, ...]],
+) -> None:
+    house = share_house()
+    worker = Worker(house).join()
+    publish(house, "1", "2")
+    assert worker.values() == ["1", "2"]
+    good = Acknowledgement(JOBS, 0, 0, (ACCEPT,))
+    wrong = Acknowledgement(JOBS, *bad)
+    assert worker.refused(acknowledged=(good, wrong)) == "parameter_invalid"
+    assert worker.acknowledge(0, 1, ACCEPT) == "done"
+    assert committed(house) == 2
+
+
+def test_an_acknowledgement_that_the_disk_refuses_may_be_said_again() -> None:
+    house = share_house()
+    worker = Worker(house).join()
+    publish(house, "1")
+    assert worker.values() == ["1"]
+    delivery = house.broker.share_sessions._delivery
+    busy = EngineBusy("no room", limit_bytes=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(delivery), "settle", lambda *_: Pending.failed(busy))
+        assert worker.acknowledge(0, 0, ACCEPT) == "engine_busy"
+    assert worker.acknowledge(0, 0, ACCEPT) == "done"
+
+
+def receipts_held(house: House) -> int:
+    (session,) = house.broker.share_sessions._sessions.values()
+    return sum(len(held) for held in session.held.values())
+
+
+def test_a_worker_that_acknowledges_nothing_is_remembered_what_it_has_and_no_more() -> None:
+    house = share_house({"visibility_ms": 5000, "retry_delay_ms": 0})
+    worker = Worker(house).join()
+    for _ in range(6 * HELD_LOOK // 500):
+        publish(house, *["x"] * 500)
+        assert len(worker.fetch(count_max=500).records) == 500
+        pass_time(house, 10)
+        worker.beat()
+        house.done(house.broker.topics.purge("jobs"))
+        assert receipts_held(house) <= 2 * HELD_LOOK
+    publish(house, "last")
+    (last,) = worker.fetch().records
+    assert worker.acknowledge(last.record.offset, last.record.offset, ACCEPT) == "done"
+
+
+def test_a_lease_that_was_renewed_is_not_forgotten_before_its_end() -> None:
+    house = share_house({"visibility_ms": 5000, "retry_delay_ms": 0})
+    worker = Worker(house).join()
+    publish(house, "1")
+    assert worker.values() == ["1"]
+    (session,) = house.broker.share_sessions._sessions.values()
+    for _ in range(3):
+        pass_time(house, 4)
+        assert worker.acknowledge(0, 0, RENEW) == "done"
+        session._look_at = 0
+        session.forget_ended(house.scheduler.clock.now_ms)
+    assert worker.acknowledge(0, 0, ACCEPT) == "done"
 
 
 def test_as_many_offsets_as_allowed_are_looked_at_and_those_not_held_are_told() -> None:

@@ -52,6 +52,11 @@ ACKNOWLEDGED_MAX = 100_000
 GOODBYE_SECONDS = 5.0
 # How long a fetch pauses that was given nothing but records of partitions that it did not ask for.
 PAUSE_SECONDS = 0.1
+# Receipts that a session keeps before it looks for those whose leases are over. It looks again when
+# there are twice as many as were left: so it keeps hardly more than are in flight.
+HELD_LOOK = 1000
+# Leases begin before their receipts are here, and end as much later as this is for safety.
+LEASE_GRACE_MS = 1000
 # What the id of a member may have and the name of one who leases may not.
 UNWANTED = re.compile(r"[^A-Za-z0-9._:-]")
 
@@ -87,8 +92,14 @@ class ShareFetched(NamedTuple):
     records: list[Delivered]
 
 
+class _Held(NamedTuple):
+    receipt: str
+    # When its lease is over, and the receipt good for nothing.
+    until_ms: int
+
+
 class _Session:
-    __slots__ = ("epoch", "held", "partitions", "timer", "voided")
+    __slots__ = ("_count", "_look_at", "epoch", "held", "partitions", "timer", "voided")
 
     def __init__(self, voided: Pending[Any]) -> None:
         # Done when what the session before had is given back.
@@ -98,14 +109,35 @@ class _Session:
         # That of the next request.
         self.epoch = 1
         self.partitions: set[PartitionId] = set()
-        # The receipts of what the member has, by offset.
-        self.held: dict[PartitionId, dict[int, str]] = {}
+        # The receipts of what the member has, by offset; and how many, some that are settled by
+        # now included.
+        self.held: dict[PartitionId, dict[int, _Held]] = {}
+        self._count = 0
+        self._look_at = HELD_LOOK
+
+    def hold(self, id: PartitionId, offset: int, held: _Held) -> None:
+        self.held.setdefault(id, {})[offset] = held
+        self._count += 1
+
+    def forget_ended(self, now_ms: int) -> None:
+        """A member that acknowledges nothing must not make this grow."""
+        if self._count < self._look_at:
+            return
+        for id, held in list(self.held.items()):
+            live = {offset: one for offset, one in held.items() if one.until_ms > now_ms}
+            if live:
+                self.held[id] = live
+            else:
+                del self.held[id]
+        self._count = sum(len(held) for held in self.held.values())
+        self._look_at = max(HELD_LOOK, 2 * self._count)
 
 
 class ShareSessions:
-    __slots__ = ("_delivery", "_groups", "_sessions", "_timers", "_topics")
+    __slots__ = ("_clock", "_delivery", "_groups", "_sessions", "_timers", "_topics")
 
     def __init__(self, around: Surroundings, groups: ShareGroups, delivery: Delivery) -> None:
+        self._clock = around.clock
         self._timers = around.timers
         self._topics = around.topics
         self._groups = groups
@@ -167,7 +199,7 @@ class ShareSessions:
             # It was voided meanwhile.
             receiving.cancel()
             return ShareFetched(outcomes, [])
-        known = self._hold(group, session, received.records)
+        known = self._hold(group, session, received)
         if received.records and not known:
             # Its client has yet to hear of these partitions; it must not ask again at once.
             yield self._pause()
@@ -227,7 +259,7 @@ class ShareSessions:
         if session is not None and session.timer is not None:
             self._timers.cancel(session.timer)
         held = session.held.values() if session is not None else ()
-        receipts = [one for of_partition in held for one in of_partition.values()]
+        receipts = [one.receipt for of_partition in held for one in of_partition.values()]
         if not receipts:
             return Pending.of(None)
         return self._delivery.settle([Settle("release", one) for one in receipts], group)
@@ -248,14 +280,22 @@ class ShareSessions:
 
     # ---- what a session has
 
-    def _hold(self, group: str, session: _Session, records: Sequence[Delivered]) -> list[Delivered]:
+    def _hold(self, group: str, session: _Session, received: Received) -> list[Delivered]:
         """Those of partitions that the member knows of; others go back."""
         known: list[Delivered] = []
         unknown: list[Settle] = []
-        for one in records:
+        now_ms = self._clock.wall_ms()
+        session.forget_ended(now_ms)
+        for one in received.records:
             id = PartitionId(one.topic, one.partition)
             if id in session.partitions:
-                session.held.setdefault(id, {})[one.record.offset] = one.receipt
+                topic = self._topics.by_name.get(one.topic)
+                # The shortest of all, which is that of the group where it has one.
+                lease_ms = received.visibility_ms
+                if topic is not None:
+                    lease_ms = max(lease_ms, topic.settings.visibility_ms)
+                until_ms = now_ms + lease_ms + LEASE_GRACE_MS
+                session.hold(id, one.record.offset, _Held(one.receipt, until_ms))
                 known.append(one)
             else:
                 unknown.append(Settle("release", one.receipt))
@@ -278,6 +318,8 @@ class ShareSessions:
                     "an acknowledgement has one type for all its offsets, or one for each: 0 to 4",
                     parameter="acknowledgements",
                 )
+        # All are checked before any receipt is used up: a request is refused whole.
+        for one in acknowledged:
             settles.gather(one, session.held.get(one.id, {}))
         return settles
 
@@ -287,44 +329,54 @@ class ShareSessions:
         outcomes = settles.outcomes
         if not settles.settles:
             return outcomes
-        done: list[Settled] = yield self._delivery.settle(settles.settles, group)
+        try:
+            done: list[Settled] = yield self._delivery.settle(settles.settles, group)
+        except MillstreamError:
+            # Its client may ask again.
+            for (id, offset), held in zip(settles.places, settles.taken, strict=True):
+                session.hold(id, offset, held)
+            raise
         for (id, offset), settle, settled in zip(
             settles.places, settles.settles, done, strict=True
         ):
             if settled.error is not None:
                 outcomes[id] = outcomes[id] or settled.error
             if settle.kind == "extend" and settled.error is None:
-                session.held.setdefault(id, {})[offset] = settle.receipt
+                until_ms = settled.when_ms + LEASE_GRACE_MS
+                session.hold(id, offset, _Held(settle.receipt, until_ms))
         return outcomes
 
 
 class _Settles:
     """What a request acknowledges, as settlings of receipts."""
 
-    __slots__ = ("count", "outcomes", "places", "settles")
+    __slots__ = ("count", "outcomes", "places", "settles", "taken")
 
     def __init__(self) -> None:
         self.count = 0
         self.settles: list[Settle] = []
         # Where each of them is.
         self.places: list[tuple[PartitionId, int]] = []
+        # What the session held for each.
+        self.taken: list[_Held] = []
         self.outcomes: Outcomes = {}
 
-    def gather(self, one: Acknowledgement, held: dict[int, str]) -> None:
+    def gather(self, one: Acknowledgement, held: dict[int, _Held]) -> None:
         self.outcomes.setdefault(one.id, None)
         kinds = one.kinds if len(one.kinds) > 1 else one.kinds * (one.last - one.first + 1)
         for offset, kind in zip(range(one.first, one.last + 1), kinds, strict=True):
             if kind == GAP:
                 continue
-            receipt = held.pop(offset, None)
-            if receipt is None:
+            found = held.pop(offset, None)
+            if found is None:
                 self.outcomes[one.id] = ReceiptStale(
                     f"offset {offset} of {one.id} is not leased to this member, or no longer",
                     receipt=f"{one.id.topic}:{one.id.number}:{offset}",
                 )
                 continue
             self.places.append((one.id, offset))
-            self.settles.append(Settle(SETTLES[kind], receipt))
+            self.taken.append(found)
+            self.settles.append(Settle(SETTLES[kind], found.receipt))
 
 
 class _Fetching(Polling["ShareFetched"]):
