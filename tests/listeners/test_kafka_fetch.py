@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,10 +14,18 @@ from kafka.protocol.consumer import (
     OffsetForLeaderEpochResponse,
 )
 
+from broker.making import local_house
+from faults.simulated_disk import SimulatedDisk
 from listeners.http_scene import run, until
 from listeners.kafka_scene import T0, Client, FetchResponse, Scene, fetch
 from millstream.engine.pending import Pending
 from millstream.engine.protocol import Engine
+from millstream.kinds import Address
+from millstream.listeners.kafka.apis import Call
+from millstream.listeners.kafka.connection import Counts, Shared
+from millstream.listeners.kafka.context import Context
+from millstream.listeners.kafka.fetch import fetch as handle
+from millstream.listeners.kafka.list_offsets import list_offsets_apis
 from millstream.listeners.kafka.sessions import PARTITIONS_MAX, SESSIONS_MAX, Session, Sessions
 from millstream.log import batch as batches
 from millstream.log.partition import PartitionId
@@ -366,6 +375,30 @@ def test_a_session_says_only_what_is_new() -> None:
     run(scenario())
 
 
+def test_a_whole_answer_stays_whole_when_another_fetch_of_its_session_comes() -> None:
+    async def scenario() -> None:
+        async with Scene() as scene:
+            await scene.broker.topics.create("other", 1)
+            sessions = Sessions(lambda _: 6)
+
+            def ask(message: Any) -> Pending[Any]:
+                body = memoryview(bytes(message.encode(version=11)))
+                call = Call(11, "c", body, False, Address("h", 1), "p")
+                return cast("Pending[Any]", handle(scene.context, sessions, call))
+
+            both = in_session(fetch(wait_ms=HOUR_MS), 0, 0)
+            Topic = type(both.topics[0])  # noqa: N806  a class
+            both.topics.append(Topic(topic="other", partitions=both.topics[0].partitions))
+            first, second = ask(both), ask(nothing(7, 1))
+            assert second.is_done
+            assert not first.is_done
+            await scene.append(b"a")
+            told = FetchResponse.decode(b"".join(await first), version=11)
+            assert {one.topic for one in told.responses} == {"t", "other"}
+
+    run(scenario())
+
+
 def request(id: int, epoch: int, *, partitions: int = 1, forget: int | None = None) -> wire.Request:
     parts = [wire.Part(number, -1, 0, 100) for number in range(partitions)]
     forgotten = [] if forget is None else [("t", [forget])]
@@ -389,7 +422,7 @@ def test_a_session_forgets_what_it_is_told_to() -> None:
 def test_a_busy_partition_goes_to_the_end() -> None:
     session = opened(Sessions(), 3)
     given = [wire.Given(0, 0, 5, 0, (memoryview(b"x"),)), wire.Given(1, 0, 0, 0)]
-    session.answer([("t", one) for one in given])
+    session.answer([("t", one) for one in given], is_whole=True)
     assert [part.number for _, part in session.parts()] == [1, 2, 0]
 
 
@@ -448,6 +481,45 @@ def test_offsets_are_listed_by_time_and_by_name() -> None:
             assert await at(91) == (-1, -1)
 
     run(scenario())
+
+
+def test_an_offset_has_the_epoch_in_which_its_record_was_written() -> None:
+    disk = SimulatedDisk()
+    for epoch in range(4):
+        house = local_house(disk).start()
+        if epoch == 0:
+            house.done(house.broker.topics.create("t", 1))
+        elif epoch != 2:
+            data = batches.encode([(epoch * 10, None, b"x", [])] * 2)
+            house.done(house.engine.append(T0, data))
+        own = house.engine.leader_epoch(T0)
+        if epoch < 3:
+            house.engine.close()
+    shared = cast("Shared", SimpleNamespace(counts=Counts()))
+    context = Context(house.broker, house.engine, shared, house.scheduler, node_id=1)
+    (api, _) = list_offsets_apis(context)
+
+    def at(timestamp: int) -> tuple[int, int]:
+        Topic = ListOffsetsRequest.ListOffsetsTopic  # noqa: N806  a class
+        part = Topic.ListOffsetsPartition(
+            partition_index=0, current_leader_epoch=-1, timestamp=timestamp
+        )
+        topics = [Topic(name="t", partitions=[part])]
+        message = ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=topics)
+        body = memoryview(bytes(message.encode(version=7)))
+        outcome = api.answer(Call(7, "c", body, True, Address("h", 1), "p"))
+        house.scheduler.run()
+        assert isinstance(outcome, Pending)
+        found = ListOffsetsResponse.decode(b"".join(outcome.result() or ()), version=7)
+        one = found.topics[0].partitions[0]
+        return one.offset, one.leader_epoch - own
+
+    assert at(5) == (0, -2)
+    assert at(25) == (2, 0)
+    # The start, the end, the newest.
+    assert at(-2) == (0, -2)
+    assert at(-1) == (4, 0)
+    assert at(-3) == (2, 0)
 
 
 def test_an_epoch_ends_where_the_log_does_while_it_lasts() -> None:

@@ -20,7 +20,7 @@ from millstream.engine.pending import Pending, follow
 from millstream.errors import MillstreamError, OffsetOutOfRange
 from millstream.listeners.kafka import offsets_topic
 from millstream.listeners.kafka.apis import Api
-from millstream.listeners.kafka.sessions import Sessions
+from millstream.listeners.kafka.sessions import Sessions, is_whole
 from millstream.wire.kafka import fetch as wire
 from millstream.wire.kafka.codes import Code
 
@@ -88,7 +88,8 @@ def _fetch(
                 held.drop(places)
                 places = [_Place(context, name, part) for name, part in parts]
                 yield from _read(places, held, 0, most)
-        topics = session.answer([(place.name, place.given()) for place in places])
+        given = [(place.name, place.given()) for place in places]
+        topics = session.answer(given, is_whole=is_whole(request))
         return wire.response(Code.NONE, session.id, topics, call.version)
     finally:
         held.release()

@@ -87,7 +87,7 @@ def _find(
     if timestamp_ms == wire.LATEST:
         return wire.Found(number, Code.NONE, wire.NOWHERE, end, own)
     if timestamp_ms == wire.EARLIEST:
-        return wire.Found(number, Code.NONE, wire.NOWHERE, start, own)
+        return wire.Found(number, Code.NONE, wire.NOWHERE, start, _epoch_of(context, id, start))
     if timestamp_ms == wire.NEWEST and call.version >= wire.NEWEST_FROM:
         at = yield from _newest(context, id, start, end)
     elif timestamp_ms < 0:
@@ -96,7 +96,21 @@ def _find(
         at = yield engine.find(id, timestamp_ms)
     if at is None:
         return wire.Found(number, Code.NONE)
-    return wire.Found(number, Code.NONE, at[1], at[0], own)
+    return wire.Found(number, Code.NONE, at[1], at[0], _epoch_of(context, id, at[0]))
+
+
+def _epoch_of(context: Context, id: PartitionId, offset: int) -> int:
+    """In which a record was written; where there is none yet, that of who leads."""
+    engine = context.engine
+    own = engine.leader_epoch(id)
+    epoch, end = engine.epoch_end(id, own)
+    if end <= offset:
+        return own
+    while True:
+        before, end = engine.epoch_end(id, epoch - 1)
+        if before < 0 or end <= offset:
+            return epoch
+        epoch = before
 
 
 def _newest(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kafka.protocol.consumer.group import OffsetDeleteRequest, OffsetDeleteResponse
@@ -75,6 +76,8 @@ def _commit(
     by = Committer(asked.member_id, asked.generation, asked.instance_id)
     commits = [Commit(*one) for _, partitions in asked.topics for one in partitions]
     try:
+        if call.version < EPOCHS_FROM and by.is_member:
+            _refuse_old(context, asked.group, by)
         outcomes = yield commit(context.broker.consuming, asked.group, commits, by)
         codes = [
             # Who reads all topics commits for this one too, and nothing is lost by forgetting it.
@@ -84,7 +87,9 @@ def _commit(
             for one, error in zip(commits, outcomes, strict=True)
         ]
     except MillstreamError as error:
-        codes = [_refusal(context, call, asked.group, error)] * len(commits)
+        codes = [_refusal(context, asked.group, error)] * len(commits)
+    except _TooOld:
+        codes = [context.count(Code.UNSUPPORTED_VERSION)] * len(commits)
     next_code = iter(codes)
     return commit_answer(
         call.version,
@@ -95,9 +100,21 @@ def _commit(
     )
 
 
-def _refusal(context: Context, call: Call, group: str, error: MillstreamError) -> Code:
+class _TooOld(Exception):
+    """A version whose clients do not know how epochs are refused."""
+
+
+def _refuse_old(context: Context, group: str, by: Committer) -> None:
+    """As Kafka does: such a member commits by a version that has its epochs, or not at all."""
+    if context.broker.consumer_groups.has_members(group):
+        with suppress(StaleGeneration):
+            check_member(context.broker.consuming, group, by)
+        raise _TooOld
+
+
+def _refusal(context: Context, group: str, error: MillstreamError) -> Code:
     is_epoch = context.broker.consumer_groups.has_members(group)
-    if is_epoch and call.version >= EPOCHS_FROM and isinstance(error, StaleGeneration):
+    if is_epoch and isinstance(error, StaleGeneration):
         return context.count(Code.STALE_MEMBER_EPOCH)
     return context.coordinator_code(error)
 
@@ -119,7 +136,7 @@ def _fetch(
         try:
             found.append((yield from _found(context, one)))
         except MillstreamError as error:
-            code = _refusal(context, call, one.group, error)
+            code = _refusal(context, one.group, error)
             # Before there was a code for all of it, each partition had to say.
             topics = [
                 (topic, [FoundOffset(number, NO_OFFSET, "", code) for number in numbers])

@@ -45,20 +45,17 @@ class _Known(NamedTuple):
 class Session:
     """What one fetch asks. `id` goes into its answer; only those with one are kept."""
 
-    __slots__ = ("_is_incremental", "_known", "epoch", "id")
+    __slots__ = ("_known", "epoch", "id")
 
     def __init__(self, id: int) -> None:
         self.id = id
         self.epoch = 1
         self._known: dict[tuple[str, int], _Known] = {}
-        # Whether the fetch at hand leaves out what did not change.
-        self._is_incremental = False
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def update(self, request: Request, *, is_incremental: bool) -> None:
-        self._is_incremental = is_incremental
+    def update(self, request: Request) -> None:
         known = self._known
         for name, numbers in request.forgotten:
             for number in numbers:
@@ -73,8 +70,11 @@ class Session:
     def parts(self) -> list[tuple[str, Part]]:
         return [(name, one.part) for (name, _), one in self._known.items()]
 
-    def answer(self, given: list[tuple[str, Given]]) -> list[tuple[str, list[Given]]]:
-        """By topic; in a session that goes on, without those of which there is nothing new."""
+    def answer(
+        self, given: list[tuple[str, Given]], *, is_whole: bool
+    ) -> list[tuple[str, list[Given]]]:
+        """By topic; unless all of it is to be told, without those of which there is nothing new.
+        Several fetches of a session may be under way, so each says that for itself."""
         topics: dict[str, list[Given]] = {}
         known = self._known
         for name, one in given:
@@ -82,7 +82,7 @@ class Session:
             if before is not None and self.id:
                 said = (before.high_watermark, before.start_offset)
                 is_news = said != (one.high_watermark, one.start_offset)
-                if self._is_incremental and not (one.records or one.code or is_news):
+                if not is_whole and not (one.records or one.code or is_news):
                     continue
                 if one.records:
                     # Others come first next time, so that one busy partition starves nobody.
@@ -90,6 +90,11 @@ class Session:
                 known[name, one.number] = _Known(before.part, one.high_watermark, one.start_offset)
             topics.setdefault(name, []).append(one)
         return list(topics.items())
+
+
+def is_whole(request: Request) -> bool:
+    """Whether a fetch wants to be told of all its partitions."""
+    return request.session_epoch in (FIRST_EPOCH, FINAL_EPOCH)
 
 
 class Sessions:
@@ -108,11 +113,11 @@ class Sessions:
     def of(self, request: Request) -> Session | Code:
         """The session of a fetch, brought up to date; or why there is none."""
         id, epoch = request.session_id, request.session_epoch
-        if epoch in (FIRST_EPOCH, FINAL_EPOCH):
+        if is_whole(request):
             if id != NO_SESSION:
                 self._drop(id)
             session = Session(self._new_id() if epoch == FIRST_EPOCH else NO_SESSION)
-            session.update(request, is_incremental=False)
+            session.update(request)
             if session.id:
                 self._keep(session)
             return session
@@ -123,7 +128,7 @@ class Sessions:
             self._by_id[id] = found
             return Code.INVALID_FETCH_SESSION_EPOCH
         self._partitions -= len(found)
-        found.update(request, is_incremental=True)
+        found.update(request)
         if len(found) > SESSION_PARTITIONS_MAX:
             # It begins anew, and says all that it wants at once.
             return Code.FETCH_SESSION_ID_NOT_FOUND
