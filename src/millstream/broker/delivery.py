@@ -155,7 +155,7 @@ class Delivery:
         deadline: float,
     ) -> Generator[Pending[Any], Any, Received]:
         granting, crew = self._granting, shares[0].crew
-        has_waited = False
+        has_waited = has_looked = False
         while True:
             room = granting.room(crew, wish)
             taking = Taking(room, wish.bytes_max)
@@ -184,6 +184,7 @@ class Delivery:
                     if limited_by is None:
                         return received
                     return received._replace(limited_by=limited_by)
+                taking.has_slept = True
             elif has_waited and not room.count:
                 # What it was woken for is for another.
                 self._pass_on(shares, taking)
@@ -191,16 +192,22 @@ class Delivery:
             if rest <= 0 or polling.is_over:
                 return Received([], 0, limited_by)
             refuse_gone(shares)
-            seconds = PAUSE_SECONDS if has_waited else rest
-            yield from self._wait(polling, shares, room, wish.member, seconds)
+            # What came while it slept was told to nobody: then it looks again, first at once.
+            has_looked = taking.has_slept and not has_looked
+            if not has_looked:
+                seconds = PAUSE_SECONDS if has_waited or taking.has_slept else rest
+                yield from self._wait(polling, shares, room, wish.member, seconds)
+                # Woken for nothing, such as a record that somebody else took: once it may look
+                # again at once.
+                has_waited = not has_waited
             self._shares.renew(shares)
-            # Woken for nothing, such as a record that somebody else took: once it may look again
-            # at once.
-            has_waited = not has_waited
 
     def _take(
         self, polling: Polling[Received], shares: list[Share], taking: Taking
     ) -> Generator[Pending[Any], Any, None]:
+        for share in shares:
+            if share.beginning is not None:
+                yield from self._shares.begin(share)
         for share in shares:
             if taking.is_full or polling.is_over:
                 break

@@ -26,8 +26,9 @@ from millstream.log.batch import LANES
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
+    from millstream.broker.crew import Crew
     from millstream.broker.reading import Fetched
-    from millstream.broker.shares import Crew, Share, Shares
+    from millstream.broker.shares import Share, Shares
     from millstream.log.batch import Record
 
 Steps: TypeAlias = "Generator[Pending[Any], Any, None]"
@@ -78,13 +79,15 @@ class _Part:
 class Taking:
     """A receive that gathers records of several partitions and topics."""
 
-    __slots__ = ("bytes_left", "count_left", "fresh_left", "parts", "taken")
+    __slots__ = ("bytes_left", "count_left", "fresh_left", "has_slept", "parts", "taken")
 
     def __init__(self, room: Room, bytes_max: int) -> None:
         self.count_left = room.count
         self.fresh_left = room.fresh
         self.bytes_left = bytes_max
         self.taken = 0
+        # It waited for something on its way, so what it has seen may be out of date.
+        self.has_slept = False
         self.parts: dict[tuple[Ledger, int], _Part] = {}
 
     def part(self, share: Share, ledger: Ledger, lane: int) -> _Part:
@@ -182,7 +185,7 @@ class Granting:
             yield from self._take_lane(share, ledger, NORMAL, taking, most, fetching)
 
     def _take_by_lanes(self, share: Share, taking: Taking) -> Steps:
-        yield from self._catch_up(share)
+        yield from self._catch_up(share, taking)
         if share.turns is not None:
             settings = share.topic.settings
             share.turns.adjust(settings.lane_weights, settings.lane_boost_ms / 1000)
@@ -206,11 +209,12 @@ class Granting:
             # Somebody reads there, or it was held: not again in this receive.
             empty[lane] = taking.taken == before
 
-    def _catch_up(self, share: Share) -> Steps:
+    def _catch_up(self, share: Share, taking: Taking) -> Steps:
         for ledger in list(share.ledgers):
             self._shares.index(share, ledger)
             waiting = self._shares.lanes.catch_up(share.topic, ledger.partition, share.crew.name)
             if waiting is not None:
+                taking.has_slept = True
                 yield waiting
 
     def _has(self, share: Share, ledger: Ledger, lane: int) -> bool:
@@ -272,6 +276,7 @@ class Granting:
             looked += len(fetched.records)
             if looked >= BREATH_RECORDS:
                 looked = 0
+                taking.has_slept = True
                 yield self._breath()
 
     def _breath(self) -> Pending[None]:
@@ -324,9 +329,9 @@ class Granting:
         epoch = ledger.epoch
         if first >= start:
             try:
-                fetched: Fetched = yield (
-                    fetching or self._fetch(share, ledger, first, end, left, taking)
-                )
+                fetching = fetching or self._fetch(share, ledger, first, end, left, taking)
+                taking.has_slept |= not fetching.is_done
+                fetched: Fetched = yield fetching
             except OffsetOutOfRange:
                 start = reader.offsets(topic, number).start
             except LogDamaged as error:
@@ -378,6 +383,8 @@ class Granting:
         if not ones:
             return False
         epoch = ledger.epoch
+        # Also when the records are in memory: some may be gone, and that is noted.
+        taking.has_slept = True
         try:
             found, stop = yield from self.records(
                 share, ledger, [one.offset for one in ones], taking.bytes_left

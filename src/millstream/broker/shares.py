@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from millstream.broker.breaker import Breaker
-from millstream.broker.delivery_values import DeliveryCounts, DeliveryOptions
+from millstream.broker.crew import Crew
+from millstream.broker.delivery_values import DeliveryOptions
 from millstream.broker.group_values import Commit, check_group_name
 from millstream.broker.lanes import LaneTurns
 from millstream.broker.lease_journal import LeaseJournal
-from millstream.broker.ledger import LEASED, WAITING, Ledger, Open, Tally
+from millstream.broker.ledger import LEASED, WAITING, Ledger, Open
 from millstream.engine.pending import Pending, follow
 from millstream.errors import (
     GroupUsesLeases,
@@ -44,95 +45,6 @@ MODES: tuple[FsyncMode, ...] = ("every", "interval", "none")
 MIRROR_SECONDS = 1.0
 
 
-class Crew:
-    """A group as far as it receives by lease."""
-
-    __slots__ = (
-        "_freed",
-        "_has_room",
-        "_is_waking",
-        "_limited",
-        "_open_max",
-        "breaker",
-        "counts",
-        "inflight",
-        "name",
-        "shares",
-        "tally",
-    )
-
-    def __init__(self, name: str, breaker: Breaker, open_max: Callable[[], int]) -> None:
-        """`open_max` answers how many records may be open now."""
-        self.name = name
-        self._open_max = open_max
-        # Receives that wait for room, by the member that has too much; "" is the group. Apart
-        # from those that wait for records, because news of records is of no use to them.
-        self._limited: dict[str, OrderedDict[Polling[Received], None]] = {}
-        # Members among them that settled something.
-        self._freed: set[str] = set()
-        self._has_room = False
-        self._is_waking = False
-        self.breaker = breaker
-        self.counts = DeliveryCounts()
-        self.tally = Tally()
-        self.shares: dict[str, Share] = {}
-        # How many records each member has leased.
-        self.inflight: dict[str, int] = {}
-
-    @property
-    def open_count(self) -> int:
-        return self.tally.open
-
-    # ---- limits
-
-    def begin(self, member: str, count: int) -> None:
-        self.inflight[member] = self.inflight.get(member, 0) + count
-
-    def end(self, member: str, count: int) -> None:
-        left = self.inflight.get(member, 0) - count
-        if left > 0:
-            self.inflight[member] = left
-        else:
-            self.inflight.pop(member, None)
-        if member in self._limited:
-            self._freed.add(member)
-
-    def wait_for_room(self, limit: str, polling: Polling[Received]) -> None:
-        self._limited.setdefault(limit, OrderedDict())[polling] = None
-
-    def leave(self, limit: str, polling: Polling[Received]) -> None:
-        line = self._limited.get(limit)
-        if line is not None:
-            line.pop(polling, None)
-            if not line:
-                del self._limited[limit]
-
-    def wake_limited(self) -> None:
-        """One of each limit that has room now; it wakes the next, if there is more."""
-        self._has_room = True
-        if self._is_waking:
-            return
-        self._is_waking = True
-        while self._has_room and self._limited:
-            self._has_room = False
-            freed, self._freed = self._freed, set()
-            if self.tally.open < self._open_max():
-                freed.add("")
-            for limit in freed:
-                line = self._limited.get(limit)
-                if line:
-                    next(iter(line)).wake()
-        self._is_waking = False
-
-    def limits_changed(self) -> None:
-        """Each limit may leave more room now."""
-        self._freed.update(self._limited)
-        self.wake_limited()
-
-    def limited(self) -> list[Polling[Received]]:
-        return [polling for line in self._limited.values() for polling in line]
-
-
 class Share:
     __slots__ = (
         "_engine",
@@ -141,6 +53,7 @@ class Share:
         "_news",
         "_next",
         "_watched",
+        "beginning",
         "crew",
         "is_gone",
         "ledgers",
@@ -164,6 +77,8 @@ class Share:
         self._news = 0
         self._is_waking = False
         self.is_gone = False
+        # Of a group that is new: where it begins is not durable yet.
+        self.beginning: Pending[None] | None = None
 
     @property
     def open_count(self) -> int:
@@ -339,7 +254,21 @@ class Shares:
         share = self._make(self._crew(group), found)
         for number in range(found.partitions):
             self._add_ledger(share, number, start)
+        if start == "latest":
+            # After a crash the end would be another, behind records that it was to have.
+            share.beginning = self._write_begin(share)
         return share
+
+    def begin(self, share: Share) -> Generator[Pending[Any], Any, None]:
+        """Before the first answer: where the group begins is durable."""
+        if share.beginning is not None and share.beginning.error is not None:
+            share.beginning = self._write_begin(share)
+        if share.beginning is not None:
+            yield share.beginning
+        share.beginning = None
+
+    def _write_begin(self, share: Share) -> Pending[None]:
+        return self.journal(share, share.ledgers[0]).write_state(share.ledgers)
 
     def _crew(self, group: str) -> Crew:
         crew = self.crews.get(group)
@@ -353,6 +282,7 @@ class Shares:
                     options.breaker_failures_percent,
                 ),
                 lambda: self.open_max(group),
+                lambda: self.member_max(group),
             )
         return crew
 
