@@ -1,5 +1,6 @@
 """What is known of schedules in memory: one byte for each offset of their topic that is kept, 20
-more in the wheel, and nothing else for each. Records stay on disk.
+more in the wheel, and nothing else for each. Records stay on disk. What is over stays in the wheel
+until there are more of these than of others.
 
 What is being fired or cancelled is busy until that is durable, and stays pending here: an answer
 that depends on it waits for it, and the log is not cut past it.
@@ -175,6 +176,17 @@ class ScheduleState:
         self.pending -= owner.pending
         owner.pending = 0
         owner.purged_before, owner.why = before, why
+
+    def is_wanted(self, place: int, number: int) -> bool:
+        """Whether a row of the wheel is of use still: it is not when its schedule is over."""
+        at, owner = place - self.base, self.owners[number]
+        if at < 0 or self.states[at] != State.PENDING:
+            return False
+        if place >= owner.purged_before or place in self.busy:
+            return True
+        self.states[at] = owner.why
+        self.forget_id(place)
+        return False
 
     def first_pending(self) -> int:
         """The oldest place that is kept; the end without one."""

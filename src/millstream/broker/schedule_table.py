@@ -32,6 +32,8 @@ _LEVEL_OF_BITS = tuple(
 )
 # How many are moved to a lower level between two looks at the time: about 0.1 ms.
 BURST = 256
+# How many are looked at in one go when those that are over are dropped.
+TIDY_ROWS = 5_000
 
 
 class Slot:
@@ -58,6 +60,24 @@ class Slot:
         taken.places = self.places[first:last]
         taken.topics = self.topics[first:last]
         return taken
+
+    def keep(self, is_wanted: Callable[[int, int], bool]) -> Iterator[int]:
+        """Drop all rows but these, a slice at a time: answers how many each has looked at. What is
+        added meanwhile is looked at too; when some are taken meanwhile, it is left as it was."""
+        kept, at, first = Slot(), self._taken, self._taken
+        while at < len(self.dues):
+            end = at + TIDY_ROWS
+            columns = (self.dues[at:end], self.places[at:end], self.topics[at:end])
+            for due, place, topic in zip(*columns, strict=True):
+                if is_wanted(place, topic):
+                    kept.dues.append(due)
+                    kept.places.append(place)
+                    kept.topics.append(topic)
+            at += len(columns[0])
+            yield len(columns[0])
+            if self._taken != first:
+                return
+        self.dues, self.places, self.topics, self._taken = kept.dues, kept.places, kept.topics, 0
 
     def rows(self) -> Iterator[tuple[int, int, int]]:
         first = self._taken
@@ -105,6 +125,14 @@ class ScheduleTable:
         if not self.ready:
             self.ready.append(Slot())
         return self.ready[-1]
+
+    def tidy(self, is_wanted: Callable[[int, int], bool]) -> Iterator[int]:
+        """Drop what is not wanted, by place and topic; between two slices anything may happen."""
+        for level in self._levels:
+            for key, slot in list(level.items()):
+                yield from slot.keep(is_wanted)
+                if not len(slot) and level.get(key) is slot:
+                    del level[key]
 
     def slots(self) -> list[Slot]:
         """All of them, as they are now."""

@@ -60,6 +60,9 @@ SHORTEN_S = 10.0
 # What one page of a list reads at most; where it ends, the next page goes on.
 PAGE_BYTES = 8 * 1024 * 1024
 READ_BYTES = 256 * 1024
+# Schedules that are over are dropped from the wheel when there are more of them than pending ones,
+# and than these: 20 bytes each.
+ROWS_SPARE = 50_000
 # Places that are looked at in one go after a purge.
 SWEEP = 10_000
 
@@ -501,7 +504,23 @@ class Schedules:
 
     def _shorten(self) -> None:
         self._shortening = None
-        follow(self._log.shorten()).then(self._shortened)
+        follow(self._shortening_steps()).then(self._shortened)
+
+    def _shortening_steps(self) -> Generator[Pending[Any], Any, None]:
+        yield from self._tidy()
+        yield from self._log.shorten()
+
+    def _tidy(self) -> Generator[Pending[Any], Any, None]:
+        """Drop from the wheel what was cancelled, purged or moved on: it may be years until it is
+        met there."""
+        state, looked = self._state, 0
+        if len(state.table) <= 2 * state.pending + ROWS_SPARE:
+            return
+        for count in state.table.tidy(state.is_wanted):
+            looked += count
+            if looked >= SWEEP:
+                looked = 0
+                yield self._breath()
 
     def _shortened(self, done: Pending[None]) -> None:
         if done.error is not None:
