@@ -10,12 +10,13 @@ import pytest
 from broker.making import House, local_house, memory_house
 from faults.simulated_disk import SimulatedDisk
 from faults.view_plug import WAYS, survivor
-from millstream.broker.named_schedules import Plan
+from millstream.broker.named_schedules import NAMED_MAX, NamedView, Plan
 from millstream.errors import (
     MessageTooLarge,
     PartitionUnknown,
     ScheduleInvalid,
     ScheduleUnknown,
+    TooManySchedules,
 )
 from millstream.log.batch import LANES, Record
 
@@ -185,3 +186,46 @@ def test_each_run_is_there_once_after_a_pulled_plug(seed: int) -> None:
     disk.on_operation = None
     assert pulled > 5
     assert len(stored(house)) == 6
+
+
+def test_as_many_as_there_may_be_run_each_second_in_time(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedules = house.broker.named_schedules
+    for n in range(NAMED_MAX):
+        schedules.put(every(1, name=f"n{n}"))
+    house.scheduler.run()
+    assert isinstance(house.failed(schedules.put(every(1, name="more"))), TooManySchedules)
+    looked: list[int] = []
+    next_ms = NamedView.next_ms
+
+    def counted(view: NamedView) -> int | None:
+        looked.append(len(view._dues))
+        return next_ms(view)
+
+    monkeypatch.setattr(NamedView, "next_ms", counted)
+    advance(house, 1.5)
+    assert schedules.runs == NAMED_MAX
+    # Each run looks a few times at what is next, and never at all of them.
+    assert len(looked) < 5 * NAMED_MAX
+    assert max(looked) <= 2 * NAMED_MAX + 64
+
+
+def test_one_that_was_due_while_its_run_was_under_way_runs_again(house: House) -> None:
+    schedules = house.broker.named_schedules
+    house.done(schedules.put(every(1)))
+    house.scheduler.advance(1.02)
+    house.scheduler.clock.now_ms += 5000
+    advance(house, 3.1)
+    assert house.done(schedules.get("n")).runs in {4, 5}
+
+
+def test_a_schedule_that_is_paused_and_goes_on_again_and_again_is_remembered_once(
+    house: House,
+) -> None:
+    schedules = house.broker.named_schedules
+    for n in range(1000):
+        house.done(schedules.put(every(10, is_paused=n % 2 == 0)))
+    assert len(schedules._view._dues) <= 66
+    advance(house, 10.1)
+    assert len(stored(house)) == 1

@@ -9,6 +9,7 @@ while there is no such topic, its runs are left out, and `error` says so.
 from __future__ import annotations
 
 import re
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -41,9 +42,12 @@ NAME_LENGTH_MAX = 100
 NAME = re.compile(rf"[a-zA-Z0-9._-]{{1,{NAME_LENGTH_MAX}}}")
 EVERY_MS_MIN = 1000
 EVERY_MS_MAX = 3653 * 86_400_000
-# All are looked at each second, at about 0.1 µs each.
+# Each may run every second, at about 0.1 ms.
 NAMED_MAX = 10_000
+# So many runs begin in one turn of the loop.
+RUNS_AT_ONCE = 64
 # Its next run is written with each run, and the record with it.
+DUES_SPARE = 64
 RECORD_BYTES_MAX = 256 * 1024
 # How soon a jump of the wall clock is noticed.
 LOOK_S = 1.0
@@ -94,22 +98,53 @@ _decode = msgspec.msgpack.Decoder(Named).decode
 
 
 class NamedView:
-    """Name → schedule."""
+    """Name → schedule, and which is next."""
 
-    __slots__ = ("found",)
+    __slots__ = ("_dues", "found")
 
     name = "schedules"
     partition = PartitionId("__named_schedules", 0)
 
     def __init__(self) -> None:
         self.found: dict[str, Named] = {}
+        # A heap of when and which; some were changed or deleted since.
+        self._dues: list[tuple[int, str]] = []
 
     def apply(self, changes: Iterable[Change]) -> None:
         for key, value in changes:
             if value is None:
                 self.found.pop(key.decode(), None)
             else:
-                self.found[key.decode()] = _decode(value)
+                name = key.decode()
+                self.found[name] = _decode(value)
+                self.push(name)
+
+    def push(self, name: str) -> None:
+        """It may run when it is due."""
+        named = self.found.get(name)
+        if named is None or named.plan.is_paused:
+            return
+        heappush(self._dues, (named.next_ms, name))
+        if len(self._dues) > 2 * len(self.found) + DUES_SPARE:
+            self._dues = [
+                (one.next_ms, name) for name, one in self.found.items() if not one.plan.is_paused
+            ]
+            heapify(self._dues)
+
+    def next_ms(self) -> int | None:
+        """When the next one is due, if any is."""
+        while self._dues:
+            due_ms, name = self._dues[0]
+            named = self.found.get(name)
+            if named is not None and named.next_ms == due_ms and not named.plan.is_paused:
+                return due_ms
+            heappop(self._dues)
+        return None
+
+    def pop(self, now_ms: int) -> str | None:
+        """The next one that is due, no more so until it is pushed."""
+        due_ms = self.next_ms()
+        return None if due_ms is None or due_ms > now_ms else heappop(self._dues)[1]
 
     def value_of(self, key: bytes) -> bytes | None:
         found = self.found.get(key.decode())
@@ -120,7 +155,17 @@ class NamedView:
 
 
 class NamedSchedules:
-    __slots__ = ("_around", "_busy", "_is_stopped", "_next", "_timer", "_view", "failed", "runs")
+    __slots__ = (
+        "_armed_ms",
+        "_around",
+        "_busy",
+        "_is_stopped",
+        "_next",
+        "_timer",
+        "_view",
+        "failed",
+        "runs",
+    )
 
     def __init__(self, around: Surroundings) -> None:
         self._around = around
@@ -129,6 +174,7 @@ class NamedSchedules:
         # Those whose run is under way.
         self._busy: set[str] = set()
         self._timer: Timer | None = None
+        self._armed_ms = 0
         self._is_stopped = False
         # Where records without a key go next.
         self._next = 0
@@ -206,44 +252,52 @@ class NamedSchedules:
     # ---- running
 
     def _arm(self) -> None:
-        if self._is_stopped:
+        next_ms = self._view.next_ms()
+        if self._is_stopped or next_ms is None:
             return
         if self._timer is not None:
+            if self._armed_ms <= next_ms:
+                return
             self._around.timers.cancel(self._timer)
-            self._timer = None
-        waiting = [
-            one.next_ms
-            for name, one in self._view.found.items()
-            if not one.plan.is_paused and name not in self._busy
-        ]
-        if waiting:
-            wait_s = (min(waiting) - self._around.clock.wall_ms()) / 1000
-            self._timer = self._around.timers.after(min(max(wait_s, 0.0), LOOK_S), self._turn)
+        now_ms = self._around.clock.wall_ms()
+        wait_s = min(max((next_ms - now_ms) / 1000, 0.0), LOOK_S)
+        self._armed_ms = now_ms + int(wait_s * 1000)
+        self._timer = self._around.timers.after(wait_s, self._turn)
 
     def _turn(self) -> None:
         self._timer = None
+        self._run_due()
+
+    def _run_due(self) -> None:
+        if self._is_stopped:
+            return
         now_ms = self._around.clock.wall_ms()
-        for name, named in list(self._view.found.items()):
-            if named.next_ms <= now_ms and not named.plan.is_paused and name not in self._busy:
+        for _ in range(RUNS_AT_ONCE):
+            name = self._view.pop(now_ms)
+            if name is None:
+                self._arm()
+                return
+            if name not in self._busy:
                 self._busy.add(name)
-                self._run(name, named)
-        self._arm()
+                self._run(name, self._view.found[name])
+        self._around.turns.soon(self._run_due)
 
     def _run(self, name: str, named: Named) -> None:
         def done(one: Pending[None]) -> None:
             if one.error is None:
-                self._busy.discard(name)
-                self._arm()
+                again()
                 return
             self.failed += 1
             _logger().warning("a schedule did not run; it is tried again", name=name,
                               why=str(one.error))  # fmt: skip
             # Whether it ran, nobody knows: the engine writes no more, and the next start will see.
             if not isinstance(one.error, OutcomeUnknown) and not self._is_stopped:
-                self._around.timers.after(PAUSE_S, lambda: again(name))
+                self._around.timers.after(PAUSE_S, again)
 
-        def again(name: str) -> None:
+        def again() -> None:
             self._busy.discard(name)
+            # It may have been due meanwhile.
+            self._view.push(name)
             self._arm()
 
         follow(self._publish(name, named)).then(done)
