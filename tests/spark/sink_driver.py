@@ -7,10 +7,20 @@ import sys
 from millstream.spark.session import spark_session
 
 
-def main(server: str, topic: str, folder: str, checkpoint: str) -> None:
-    settings = {"spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "2"}
+def main(
+    server: str,
+    topic: str,
+    folder: str,
+    checkpoint: str,
     # A task that fails is tried again.
-    spark = spark_session("killed", master="local[2,4]", settings=settings)
+    master: str = "local[2,4]",
+) -> None:
+    settings = {
+        "spark.driver.memory": "512m",
+        "spark.executor.memory": "512m",
+        "spark.sql.shuffle.partitions": "2",
+    }
+    spark = spark_session("killed", master=master, settings=settings)
     rows = (
         spark.readStream.schema("value STRING").option("maxFilesPerTrigger", 1).json(folder)
     ).repartition(2)

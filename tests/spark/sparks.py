@@ -117,13 +117,17 @@ def connect_server(folder: Path) -> Iterator[str]:
         server.end()
 
 
-def run_program(*command: str, environment: dict[str, str] | None = None) -> str:
+def run_program(
+    *command: str,
+    environment: dict[str, str] | None = None,
+    patience_s: float = SPARK_SECONDS,
+) -> str:
     """A Python program of this environment; answers what it printed."""
     done = subprocess.run(
         [sys.executable, *command],
         capture_output=True,
         text=True,
-        timeout=SPARK_SECONDS,
+        timeout=patience_s,
         env=plain_environment(environment) | {"PYTHONPATH": os.environ.get("PYTHONPATH", "")},
         check=False,
     )

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pyarrow.parquet as pq
+import pytest
 
 from broker_process import BrokerProcess
 from spark.records import publish, read_all
-from spark.sparks import cluster, run_program
+from spark.sink_proxy import Moment, SinkProxy
+from spark.sparks import SPARK_SECONDS, cluster, run_program
+from spark.test_sink_kills import assert_once, make_files
+
+HERE = Path(__file__).parent
+EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 
 ORDERS = [{"key": f"u{n % 3}", "value": {"who": f"u{n % 3}", "total": n}} for n in range(300)]
 
@@ -53,3 +61,42 @@ def test_source_sink_and_pipelines_run_on_a_cluster(broker: BrokerProcess, tmp_p
     lake = pq.read_table(tmp_path / "lake" / "topic=cl-orders")
     totals = [json.loads(value)["total"] for value in lake.column("value").to_pylist()]
     assert sorted(totals) == list(range(300))
+
+
+def executors() -> list[psutil.Process]:
+    """Of the clusters that this process has started."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if EXECUTOR in process.cmdline():
+                found.append(process)
+    return found
+
+
+@pytest.mark.slow
+def test_executors_that_are_killed_while_they_write_write_each_row_once(tmp_path: Path) -> None:
+    """One of two, and later both, while tasks stage their rows; and both before the commit."""
+    moments: list[tuple[Moment, int]] = [("writing", 1), ("staged", 2), ("writing", 2)]
+    values = make_files(tmp_path / "rows", len(moments) + 2)
+    killed: list[int] = []
+
+    def kill() -> None:
+        _, count = moments.pop(0)
+        for process in executors()[:count]:
+            process.kill()
+            killed.append(process.pid)
+        if moments:
+            proxy.arm(moments[0][0], kill)
+
+    with (
+        cluster(tmp_path / "cluster") as master,
+        BrokerProcess(str(tmp_path)) as broker,
+        SinkProxy(broker.wait_until_ready().url("")) as proxy,
+    ):
+        proxy.arm(moments[0][0], kill)
+        places = (proxy.url, "once", str(tmp_path / "rows"), str(tmp_path / "checkpoint"))
+        run_program(str(HERE / "sink_driver.py"), *places, master, patience_s=2 * SPARK_SECONDS)
+        assert not moments
+        # One that is not replaced yet cannot be killed.
+        assert len(set(killed)) >= 3
+        assert_once(broker, "once", values)
