@@ -28,7 +28,6 @@ from wire.kio_messages import request, response
 ID, OTHER = UUID(int=2**100 + 7), UUID(int=5)
 MS = i32Timedelta.parse(dt.timedelta(milliseconds=1500))
 NAMES = ("orders", "größe")
-KAFKA_PYTHON_LAST = 8
 
 
 def versions(span: tuple[int, int]) -> list[int]:
@@ -104,9 +103,8 @@ def test_commits_are_read_as_others_write_them(version: int) -> None:
         [(name, [Part(name, 4, 2**40, "note"), Part(name, 5, 6, "")]) for name in NAMES],
     )
     assert offsets.read_commit(memoryview(commit_as_kio(version)), version) == expected
-    if version <= KAFKA_PYTHON_LAST:
-        theirs = commit_as_kafka_python(version)
-        assert offsets.read_commit(memoryview(theirs), version) == expected
+    theirs = commit_as_kafka_python(version)
+    assert offsets.read_commit(memoryview(theirs), version) == expected
 
 
 def _kio_commit(number: int, offset: int, metadata: str | None) -> tuple[str, dict[str, Any]]:
@@ -127,9 +125,8 @@ def test_others_read_our_answers_to_commits(version: int) -> None:
         (topic.name, [(one.partition_index, one.error_code.value) for one in topic.partitions])
         for topic in kio.topics
     ] == [("orders", [(4, 0), (5, 3)]), ("größe", [(0, 25)])]
-    if version <= KAFKA_PYTHON_LAST:
-        theirs = OffsetCommitResponse.decode(data, version=version)
-        assert theirs.topics[1].partitions[0].error_code == 25
+    theirs = OffsetCommitResponse.decode(data, version=version)
+    assert theirs.topics[1].partitions[0].error_code == 25
 
 
 @pytest.mark.parametrize(
@@ -166,16 +163,26 @@ def test_we_read_who_asks_for_offsets(version: int, is_everything: bool) -> None
     by = ("m", 4) if version >= 9 else (None, -1)
     one = offsets.FetchGroup("g", None if is_everything else topics, *by)
     assert asked == [one] * (2 if version >= 8 else 1)
-    if version < 8:
-        Topic = OffsetFetchRequest.OffsetFetchRequestTopic  # noqa: N806  a class
-        theirs = OffsetFetchRequest(
-            group_id="g",
-            topics=None
-            if is_everything
-            else [Topic(name=name, partition_indexes=[1, 2]) for name in NAMES],
-            require_stable=True,
-        )
-        assert offsets.read_fetch(memoryview(theirs.encode(version=version)), version) == [one]
+    theirs = fetch_as_kafka_python(version, is_everything)
+    assert offsets.read_fetch(memoryview(theirs), version) == asked
+
+
+def fetch_as_kafka_python(version: int, is_everything: bool) -> bytes:
+    Group = OffsetFetchRequest.OffsetFetchRequestGroup  # noqa: N806  a class
+    topic = OffsetFetchRequest.OffsetFetchRequestTopic
+    if version >= 8:
+        topic = Group.OffsetFetchRequestTopics
+    topics = None
+    if not is_everything:
+        topics = [topic(name=name, partition_indexes=[1, 2]) for name in NAMES]
+    group = {"group_id": "g", "topics": topics}
+    if version >= 8:
+        by = {"member_id": "m", "member_epoch": 4} if version >= 9 else {}
+        theirs = OffsetFetchRequest(groups=[Group(**group, **by)] * 2, require_stable=True)
+    else:
+        theirs = OffsetFetchRequest(**group, require_stable=True)
+    data: bytes = theirs.encode(version=version)
+    return data
 
 
 @pytest.mark.parametrize("version", versions(offsets.FETCH_VERSIONS))
@@ -191,10 +198,9 @@ def test_others_read_our_offsets(version: int) -> None:
         for one in topics[0].partitions
     ]
     assert shown == [(1, 2**40, "note", 0), (2, -1, "", 3)]
-    if version <= KAFKA_PYTHON_LAST:
-        theirs = OffsetFetchResponse.decode(data, version=version)
-        topics = theirs.groups[0].topics if version >= 8 else theirs.topics
-        assert topics[0].partitions[0].committed_offset == 2**40
+    theirs = OffsetFetchResponse.decode(data, version=version)
+    topics = theirs.groups[0].topics if version >= 8 else theirs.topics
+    assert topics[0].partitions[0].committed_offset == 2**40
 
 
 # ---- groups that the broker deals out to
