@@ -10,6 +10,7 @@ import pytest
 
 from broker.making import House, local_house, memory_house, options
 from faults.simulated_disk import SimulatedDisk
+from millstream.broker import schedules
 from millstream.broker.publishing import Outgoing, Placed
 from millstream.broker.schedule_state import ScheduleState
 from millstream.broker.schedule_table import ScheduleTable
@@ -479,3 +480,22 @@ def test_a_schedule_takes_little_memory(house: House) -> None:
     ]
     size = sum(map(sys.getsizeof, columns)) + sys.getsizeof(state.states)
     assert size / count < 32
+
+
+def test_a_page_leaves_out_as_many_as_it_was_told_to_whatever_they_take(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedules, "PAGE_BYTES", 300)
+    monkeypatch.setattr(schedules, "READ_BYTES", 100)
+    for n in range(30):
+        plan(house, b"%d" % n, DAY)
+    place: int | None = None
+    found: list[bytes | None] = []
+    skip = 20
+    while True:
+        page = house.done(house.broker.schedules.page("t", 100, place, skip))
+        found += [one.value for one in page.plans]
+        place, skip = page.next, 0
+        if place is None:
+            break
+    assert found == [b"%d" % n for n in range(20, 30)]

@@ -106,6 +106,11 @@ class Delivery:
         """Records, leased. It waits while there are none. Cancel it when the client went away."""
         try:
             wish, wait_ms = self._check(group, receive)
+            if len(receive.topics) > 1:
+                # Before the group gets a part in any of them.
+                for topic in receive.topics:
+                    if self._shares.find(group, topic) is None:
+                        self._shares.check(group, topic)
             shares = [
                 self._shares.get(group, topic, receive.start or "earliest")
                 for topic in dict.fromkeys(receive.topics)
@@ -276,6 +281,11 @@ class Delivery:
     @property
     def counts(self) -> dict[str, DeliveryCounts]:
         return {name: crew.counts for name, crew in self._shares.crews.items()}
+
+    @property
+    def refused(self) -> int:
+        """Settlings that were refused, those of no known group too."""
+        return self._shares.refused + sum(one.refused for one in self.counts.values())
 
     def leases(
         self,

@@ -125,17 +125,20 @@ class Receipt(NamedTuple):
 RECEIPT_BYTES_MAX = 700
 
 
+def whole_number(text: str) -> int | None:
+    """In digits, as this broker writes them; None for anything else."""
+    if text.isascii() and text.isdecimal() and (text[0] != "0" or text == "0"):
+        return int(text)
+    return None
+
+
 def parse_receipt(text: str) -> Receipt:
     """Raises ReceiptInvalid for what this broker cannot have given out."""
     parts = text.split(":", 5) if len(text) <= RECEIPT_BYTES_MAX else ()
     if len(parts) == 6:
-        topic, partition, offset, deliveries, nonce, group = parts
-        try:
-            # Digits alone, as they were written.
-            if (partition + offset + deliveries).isdecimal():
-                return Receipt(topic, int(partition), int(offset), int(deliveries), nonce, group)
-        except ValueError:
-            pass
+        partition, offset, deliveries = map(whole_number, parts[1:4])
+        if partition is not None and offset is not None and deliveries is not None:
+            return Receipt(parts[0], partition, offset, deliveries, parts[4], parts[5])
     raise ReceiptInvalid(
         f"{text[:100]!r} is not a receipt; send it as it came with the record",
         receipt=text[:RECEIPT_BYTES_MAX],

@@ -223,7 +223,10 @@ class Schedules:
             return Page([], None)
         plans: list[Plan] = []
         place, left = max(state.first_pending(), after or 0), PAGE_BYTES
-        while place < state.end and left > 0:
+        # What is left out costs a page nothing, or the next one would not know of it.
+        while place < state.end and (left > 0 or skip):
+            if left <= 0:
+                yield self._breath()
             try:
                 chunk = yield self._engine.read(PARTITION, place, READ_BYTES)
             except LogDamaged as error:

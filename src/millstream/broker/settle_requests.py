@@ -13,6 +13,7 @@ from millstream.broker.delivery_values import (
     Settle,
     Settled,
     parse_receipt,
+    whole_number,
 )
 from millstream.broker.ledger import LEASED, Grant, Ledger, Open
 from millstream.broker.topic_settings import VISIBILITY_MS_MIN
@@ -103,6 +104,7 @@ def gather(shares: Shares, request: Request, group: str | None) -> Iterable[Work
     found: tuple[str, str, Share] | None = None
     for at in _ack_first(shares, request, works, group):
         settle = request.settles[at]
+        receipt = None
         try:
             receipt = parse_receipt(settle.receipt)
             if found is None or found[:2] != (receipt.group, receipt.topic):
@@ -117,8 +119,11 @@ def gather(shares: Shares, request: Request, group: str | None) -> Iterable[Work
             _sort(shares.options, work, at, one, settle)
         except MillstreamError as error:
             request.refuse(at, error)
-            if found is not None:
-                found[2].crew.counts.refused += 1
+            crew = None if receipt is None else shares.crews.get(receipt.group)
+            if crew is not None:
+                crew.counts.refused += 1
+            else:
+                shares.refused += 1
             continue
         one.is_busy = True
     return works.values()
@@ -157,7 +162,8 @@ def _ack_first(
                 work = works[ledger] = Work(share, ledger)
             indexes, offsets = work.first.setdefault(grant, ([], []))
         text = receipt[len(before) : -len(after)]
-        offset = int(text) if text.isdecimal() else -1
+        # As it was written: another spelling of the number, and 0, are looked at below.
+        offset = int(text) if text.isdecimal() and text.isascii() and text >= "1" else -1
         if open_.get(offset) is not grant:
             rest.append(at)
             continue
@@ -175,12 +181,10 @@ def _first(shares: Shares, receipt: str, group: str | None) -> tuple[Share | Non
     if len(parts) != 6 or parts[3] != "1" or group not in {None, parts[5]}:
         return None, None
     share = shares.find(parts[5], parts[0])
-    if share is None or not (parts[1] + parts[2]).isdecimal():
+    number, offset = whole_number(parts[1]), whole_number(parts[2])
+    if share is None or number is None or offset is None or number >= len(share.ledgers):
         return None, None
-    number = int(parts[1] or len(share.ledgers))
-    if number >= len(share.ledgers):
-        return None, None
-    grant = share.ledgers[number].open.get(int(parts[2] or -1))
+    grant = share.ledgers[number].open.get(offset)
     if isinstance(grant, Grant) and grant.is_noted and grant.nonce == parts[4]:
         return share, grant
     return None, None

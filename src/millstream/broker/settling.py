@@ -23,6 +23,7 @@ from millstream.broker.delivery_values import (
 )
 from millstream.broker.ledger import (
     LEAVING,
+    LEFT_NONCE,
     RAN_OUT,
     WAITING,
     Failure,
@@ -341,7 +342,9 @@ class Settling:
         for one in ones:
             grant = one.grant
             assert grant is not None
-            _note_failure(one, grant.deadline_ms, RAN_OUT)
+            if grant.nonce != LEFT_NONCE or one.failure is None:
+                # Else it ran out, or failed, before a restart, and that is known already.
+                _note_failure(one, grant.deadline_ms, RAN_OUT)
             self._shares.end_lease(share.crew, one)
             if one.deliveries >= most:
                 one.state = LEAVING
@@ -371,7 +374,7 @@ class Settling:
                 AGAIN_SECONDS, lambda: self._bury_again(share, ledger, epoch, left)
             )
 
-        follow(self._bury(share, ledger, ones, "deliveries")).then(done)
+        follow(self._bury(share, ledger, ones, "deliveries", set())).then(done)
 
     def _bury_again(self, share: Share, ledger: Ledger, epoch: int, ones: list[Open]) -> None:
         if ones and ledger.epoch == epoch and not share.is_gone:
@@ -387,12 +390,18 @@ class Settling:
     ) -> None:
         epoch = ledger.epoch
         ones = [one.one for one in failed]
-        buried = follow(self._bury(share, ledger, ones, reason))
+        # More than one append may have: some may be there when the next are refused.
+        dead: set[Open] = set()
+        buried = follow(self._bury(share, ledger, ones, reason, dead))
 
         def done(error: BaseException | None) -> None:
             if error is not None:
-                request.fail_parts([one.at for one in failed], error)
-                self._put_back(share, ledger, epoch, ones)
+                left = [one for one in failed if one.one not in dead]
+                request.fail_parts([one.at for one in left], error)
+                for one in failed:
+                    if one.one in dead:
+                        request.say(one.at, "dead")
+                self._put_back(share, ledger, epoch, [one.one for one in left])
                 return
             outcome, when_ms = buried.result()
             for one in failed:
@@ -403,9 +412,15 @@ class Settling:
     # ---- dead letters
 
     def _bury(
-        self, share: Share, ledger: Ledger, ones: list[Open], reason: Reason
+        self,
+        share: Share,
+        ledger: Ledger,
+        ones: list[Open],
+        reason: Reason,
+        dead: set[Open],
     ) -> Generator[Pending[Any], Any, tuple[Outcome, int]]:
-        """What becomes of records that failed for good, and when they come back if they do."""
+        """What becomes of records that failed for good, and when they come back if they do.
+        `dead` gets those that are dead letters by now, also when others are refused."""
         epoch, topic, counts = ledger.epoch, share.topic, share.crew.counts
         if is_dead_letter_topic(topic.name) or not topic.settings.dead_letters:
             yield self._note_done(share, ledger, [one.offset for one in ones])
@@ -433,6 +448,18 @@ class Settling:
             if ledger.epoch == epoch:
                 self._wait(share, ledger, ones)
             return "retried", when_ms
+        yield from self._move(share, ledger, ones, reason, dead)
+        return "dead", 0
+
+    def _move(
+        self,
+        share: Share,
+        ledger: Ledger,
+        ones: list[Open],
+        reason: Reason,
+        dead: set[Open],
+    ) -> Generator[Pending[Any], Any, None]:
+        epoch, topic, counts = ledger.epoch, share.topic, share.crew.counts
         dlq = yield self._dead_letters.ensure(topic)
         left = sorted(ones, key=_offset)
         while left:
@@ -459,10 +486,10 @@ class Settling:
             self._dead_letters.count(topic, reason, len(letters))
             counts.dead += len(letters)
             counts.expired += len(part) - len(letters)
+            dead.update(part)
             if ledger.epoch != epoch:
                 break
             self._gone(share, ledger, part)
-        return "dead", 0
 
     def _judge(self, share: Share, *, succeeded: int = 0, failed: int = 0) -> None:
         """Tell the group's breaker, and the log when it opens or closes."""

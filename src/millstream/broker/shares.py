@@ -175,6 +175,7 @@ class Shares:
         "journals",
         "lanes",
         "options",
+        "refused",
     )
 
     def __init__(
@@ -195,6 +196,8 @@ class Shares:
         self.lanes = lanes
         self.options = options
         self.crews: dict[str, Crew] = {}
+        # Settlings with receipts of no group that there is.
+        self.refused = 0
         self.journals = {
             mode: LeaseJournal(engine, around.clock, around.turns, mode) for mode in MODES
         }
@@ -234,6 +237,17 @@ class Shares:
         share = self.find(group, topic)
         if share is not None:
             return share
+        found = self.check(group, topic)
+        share = self._make(self._crew(group), found)
+        for number in range(found.partitions):
+            self._add_ledger(share, number, start)
+        if start == "latest":
+            # After a crash the end would be another, behind records that it was to have.
+            share.beginning = self._write_begin(share)
+        return share
+
+    def check(self, group: str, topic: str) -> Topic:
+        """Raises when the group may not receive from the topic."""
         check_group_name(group)
         found = self.around.topics.get(topic)
         if found.settings.compact:
@@ -251,13 +265,7 @@ class Shares:
                 members=members,
             )
         self._check_new(group)
-        share = self._make(self._crew(group), found)
-        for number in range(found.partitions):
-            self._add_ledger(share, number, start)
-        if start == "latest":
-            # After a crash the end would be another, behind records that it was to have.
-            share.beginning = self._write_begin(share)
-        return share
+        return found
 
     def begin(self, share: Share) -> Generator[Pending[Any], Any, None]:
         """Before the first answer: where the group begins is durable."""

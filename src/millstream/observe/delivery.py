@@ -44,7 +44,9 @@ def delivery_metrics(delivery: Delivery, groups_max: int = GROUPS_MAX) -> Iterat
     listed = nlargest(groups_max, counts.items(), key=lambda one: one[1].delivered)
     for name in NAMES:
         text = TEXTS.get(name, f"Deliveries {name}.")
-        yield counter(f"delivery_{name}", text, sum(getattr(one, name) for one in counts.values()))
+        total = sum(getattr(one, name) for one in counts.values())
+        # Some receipts are of no group that there is.
+        yield counter(f"delivery_{name}", text, delivery.refused if name == "refused" else total)
         yield counters(
             f"group_delivery_{name}",
             text,

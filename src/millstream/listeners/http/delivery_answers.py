@@ -263,7 +263,8 @@ class DeliveryAnswers:
             {"group": name, **asdict(counts[name]), "topics": topics[name]} for name in listed_names
         ]
         more = listed_names[-1] if len(names) > limit else None
-        return json_of({"totals": _totals(counts.values()), "groups": groups, "next": more})
+        totals = _totals(counts.values()) | {"refused": self._delivery.refused}
+        return json_of({"totals": totals, "groups": groups, "next": more})
 
     def priority(self, call: Call) -> Later:
         parameters = Parameters(call.query, PRIORITY_PARAMETERS)
