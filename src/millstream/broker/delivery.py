@@ -18,6 +18,7 @@ from millstream.broker.delivery_values import (
     DeliveryCounts,
     DeliveryOptions,
     LaneFacts,
+    LaneTotals,
     LeaseFacts,
     Receive,
     Received,
@@ -332,6 +333,10 @@ class Delivery:
         """Of every lane in use, or the one that all records are in: by group, topic and partition,
         those after one, and at most about so many."""
         return self._rates.facts(LaneWish(topic, group, after, count_max))
+
+    def lane_totals(self, shares_max: int) -> list[LaneTotals]:
+        """Of every lane of the busiest shares of topics that use lanes."""
+        return self._rates.totals(shares_max)
 
     def breakers(self) -> list[BreakerFacts]:
         """Of every group that receives by lease."""

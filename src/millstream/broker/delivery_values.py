@@ -177,6 +177,17 @@ class LaneFacts(NamedTuple):
     oldest_age_ms: int | None
 
 
+class LaneTotals(NamedTuple):
+    """One lane of all partitions of a topic, as a group sees it."""
+
+    group: str
+    topic: str
+    lane: str
+    ready: int
+    inflight: int
+    delivered: int
+
+
 class ShareFacts(NamedTuple):
     """A topic that a group receives from."""
 

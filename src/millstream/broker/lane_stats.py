@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from heapq import nlargest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from millstream.broker.delivery_values import LaneFacts
+from millstream.broker.delivery_values import LaneFacts, LaneTotals
 from millstream.broker.ledger import NORMAL
 from millstream.engine.pending import Pending, follow
 from millstream.errors import MillstreamError
@@ -99,6 +100,26 @@ class LaneRates:
             for ledger in share.ledgers
             for lane in self._lanes_of(share)
         )
+
+    def totals(self, shares_max: int) -> list[LaneTotals]:
+        """Of topics that use lanes: those shares that were given most."""
+        shares = [share for share in self._shares if share.topic.uses_lanes]
+        return [
+            one for share in nlargest(shares_max, shares, key=_given) for one in self._totals(share)
+        ]
+
+    def _totals(self, share: Share) -> Iterator[LaneTotals]:
+        counts = [ledger.lane_counts() for ledger in share.ledgers]
+        for lane, name in enumerate(LANES):
+            fresh = sum(self._fresh(share, ledger, lane) for ledger in share.ledgers)
+            yield LaneTotals(
+                share.crew.name,
+                share.topic.name,
+                name,
+                ready=fresh + sum(one[lane][1] for one in counts),
+                inflight=sum(one[lane][0] for one in counts),
+                delivered=sum(ledger.counts[lane] for ledger in share.ledgers),
+            )
 
     def facts(self, wish: LaneWish) -> Pending[list[LaneFacts]]:
         """Of every lane that a share's topic uses, by group, topic, partition and lane."""
@@ -204,6 +225,10 @@ def _rates(old: _Sample | None, new: _Sample, passed: float) -> _Rates:
         given,
         [(count - was) / passed for count, was in zip(new.arrived, old.arrived, strict=True)],
     )
+
+
+def _given(share: Share) -> int:
+    return sum(sum(ledger.counts) for ledger in share.ledgers)
 
 
 def _place(share: Share) -> tuple[str, str]:

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
     from millstream.broker.delivery import Delivery
 
-# How many groups are listed by name: the busiest.
+# How many groups are listed by name: the busiest; and, with five lanes each, how many topics of
+# groups.
 GROUPS_MAX = 100
+LANE_SHARES_MAX = 100
 
 TEXTS = {
     "delivered": "Records given out by lease.",
@@ -65,3 +67,21 @@ def delivery_metrics(delivery: Delivery, groups_max: int = GROUPS_MAX) -> Iterat
             ("group", "topic"),
             {(one.group, one.topic): getattr(one, name) for one in shares},
         )
+    yield from lane_metrics(delivery)
+
+
+def lane_metrics(delivery: Delivery, shares_max: int = LANE_SHARES_MAX) -> Iterator[Metric]:
+    labels = ("group", "topic", "lane")
+    found = delivery.lane_totals(shares_max)
+    for name, text in (
+        ("ready", "Records of a lane that nobody has, and that may go out."),
+        ("inflight", "Records of a lane that workers have."),
+    ):
+        values: dict[tuple[str, ...], float] = {
+            (one.group, one.topic, one.lane): getattr(one, name) for one in found
+        }
+        yield gauges(f"lane_{name}", text, labels, values)
+    delivered: dict[tuple[str, ...], float] = {
+        (one.group, one.topic, one.lane): one.delivered for one in found
+    }
+    yield counters("lane_delivered", "Records of a lane given out by lease.", labels, delivered)
