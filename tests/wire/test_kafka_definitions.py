@@ -164,7 +164,10 @@ BATCHES = [
     {"first_offset": 2**40, "last_offset": 2**40 + 2, "acknowledge_types": [1, 2, 3]},
     {"first_offset": 9, "last_offset": 9, "acknowledge_types": [4]},
 ]
-READ = [shares.Acknowledged(2**40, 2**40 + 2, (1, 2, 3)), shares.Acknowledged(9, 9, (4,))]
+READ = [
+    shares.Acknowledged(2**40, 2**40 + 2, bytes([1, 2, 3])),
+    shares.Acknowledged(9, 9, bytes([4])),
+]
 BY = {"group_id": "g", "member_id": "m"}
 
 
