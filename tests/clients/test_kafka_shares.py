@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,8 +16,9 @@ from confluent_kafka import AcknowledgeType, KafkaException, Message, ShareConsu
 
 from broker_process import PATIENCE_SECONDS, BrokerProcess
 from clients.crews import Watched, fill, group_page, settings, turn_until
-from clients.making import consume, make_topic
+from clients.making import KAFKA, consume, make_topic
 
+WORKER = Path(__file__).with_name("share_worker.py")
 VALUES = [b"%04d" % number for number in range(40)]
 
 
@@ -157,6 +162,46 @@ def test_what_a_worker_that_goes_away_had_comes_to_another(broker: BrokerProcess
     second.poll_until(lambda: len(second.messages) == 3)
     assert second.values == VALUES[1:4]
     second.consumer.close()
+
+
+@pytest.mark.parametrize(
+    ("session", "visibility_ms"),
+    [
+        # What ends first: the session of a member that is silent, or what it was given.
+        pytest.param("3s", 600_000, id="session"),
+        pytest.param("45s", 3000, id="lease"),
+    ],
+)
+def test_what_a_worker_that_is_killed_had_comes_to_another(
+    tmp_path: Path, session: str, visibility_ms: int
+) -> None:
+    flags = ("--group-session-timeout", session, "--group-heartbeat-interval", "500ms")
+    with BrokerProcess(str(tmp_path), *KAFKA, *flags) as broker, ExitStack() as ends:
+        broker.wait_until_ready()
+        topic = make_topic(broker, "killed", 1, visibility_ms=visibility_ms, retry_delay_ms=0)
+        fill(broker, topic, VALUES[:4], 1)
+        # By a program of its own, because a thread cannot be killed.
+        names = (broker.kafka, "killed", topic, "4")
+        victim = ends.enter_context(
+            subprocess.Popen([sys.executable, str(WORKER), *names], stdout=subprocess.PIPE)
+        )
+        ends.callback(victim.kill)
+        assert victim.stdout is not None
+        assert victim.stdout.readline().split() == VALUES[:4]
+        other = Worker(broker, "killed", topic)
+        ends.callback(other.consumer.close)
+        other.poll_until(lambda: len(group_page(broker, "killed")["members"]) == 2)
+        if session == "3s":
+            # While the one that has them is there, nobody else gets them.
+            assert other.messages == []
+        victim.kill()
+        victim.wait(PATIENCE_SECONDS)
+        # What it had accepted is done.
+        other.poll_until(lambda: {*other.values} == {*VALUES[1:4]})
+        other.poll_until(lambda: offsets(broker, "killed") == {0: 4})
+        if session == "3s":
+            assert sorted(other.values) == VALUES[1:4]
+            assert len(group_page(broker, "killed")["members"]) == 1
 
 
 def test_a_share_group_takes_no_members_that_read_by_offset(broker: BrokerProcess) -> None:
