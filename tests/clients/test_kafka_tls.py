@@ -25,6 +25,8 @@ from broker_process import PATIENCE_SECONDS, BrokerProcess
 from certificates import Pair
 from clients.making import KAFKA
 from clients.readers import require_kcat
+from millstream.spark.manifests import kafka_addresses
+from millstream.spark.options import BrokerPlace
 
 # A request of version 0, and its correlation id in bytes 8 to 12.
 API_VERSIONS = b"\0\0\0\x0a\0\x12\0\0\0\0\0\x07\xff\xff"
@@ -287,3 +289,11 @@ def test_an_address_in_use_is_named_with_its_setting(tmp_path: Path, pair: Pair)
         with BrokerProcess(str(tmp_path), *flags) as broker:
             assert broker.process.wait(PATIENCE_SECONDS) != 0
             assert f"cannot listen on {address}, the setting kafka_tls" in broker.output()
+
+
+@pytest.mark.parametrize(("is_secure", "name"), [(None, "kafka_tls"), (False, "kafka")])
+def test_spark_asks_http_and_goes_to_the_address_that_speaks_as_it_does(
+    both: BrokerProcess, pair: Pair, is_secure: bool | None, name: str
+) -> None:
+    place = BrokerPlace((), both.url(""), str(pair.authority), is_secure, "spark", 60.0)
+    assert kafka_addresses(place) == (getattr(both, name),)
