@@ -31,7 +31,8 @@ OFFSETS = st.builds(
     offset_value,
     st.integers(0, 2**63 - 1),
     st.integers(0, 2**63 - 1),
-    st.sampled_from(["", "text", "ü" * 100]),
+    st.sampled_from(["", "text", "ü" * 100, "a\0b", "\0007"]),
+    st.sampled_from([-1, 0, 7, 2**31 - 1]),
 )
 MARKS = st.builds(
     lambda generation, ms: group_value(Mark(generation, ms)),
@@ -104,6 +105,31 @@ def test_it_is_read_by_group_and_by_topic() -> None:
     assert table.mark("idle") == Mark(7, 4000)
     assert table.has_group("idle")
     assert not table.has_group("nobody")
+
+
+def test_an_epoch_lasts_until_a_commit_without_one() -> None:
+    table = OffsetTable("offsets")
+    key = offset_key("g", A, 1)
+
+    def epoch() -> int | None:
+        found = table.get("g", A, 1)
+        return None if found is None else found.leader_epoch
+
+    table.apply([(offset_key("g", A, 0), offset_value(1, 0, "")), (key, offset_value(1, 0, "", 4))])
+    assert epoch() == 4
+    table.apply([(key, offset_value(2, 0, ""))])
+    assert epoch() == -1
+    table.apply([(key, None), (key, offset_value(2, 0, "", 0))])
+    assert epoch() == 0
+    other = table.get("g", A, 0)
+    assert other is not None
+    assert other.leader_epoch == -1
+
+
+def test_values_without_an_epoch_are_as_they_always_were() -> None:
+    """What is on disk stays readable, and a broker from before reads an epoch as metadata."""
+    assert offset_value(2, 3, "note") == b"\1" + bytes(7) + b"\2" + bytes(7) + b"\3note"
+    assert offset_value(2, 3, "note", 5)[1:] == offset_value(2, 3, "note\0" + "5")[1:]
 
 
 def test_what_lies_past_an_end_or_in_no_topic_is_found() -> None:

@@ -95,12 +95,16 @@ def commit_as_kafka_python(version: int) -> bytes:
 @pytest.mark.parametrize("version", versions(offsets.COMMIT_VERSIONS))
 def test_commits_are_read_as_others_write_them(version: int) -> None:
     Part = offsets.CommittedPartition  # noqa: N806  a class
+    epoch = 1 if version >= 6 else -1
     expected = offsets.CommitAsked(
         "g",
         3,
         "m",
         "one" if version >= 7 else None,
-        [(name, [Part(name, 4, 2**40, "note"), Part(name, 5, 6, "")]) for name in NAMES],
+        [
+            (name, [Part(name, 4, 2**40, "note", epoch), Part(name, 5, 6, "", epoch)])
+            for name in NAMES
+        ],
     )
     assert offsets.read_commit(memoryview(commit_as_kio(version)), version) == expected
     theirs = commit_as_kafka_python(version)
@@ -111,7 +115,7 @@ def _kio_commit(number: int, offset: int, metadata: str | None) -> tuple[str, di
     fields = {
         "partition_index": i32(number),
         "committed_offset": i64(offset),
-        "committed_leader_epoch": i32(-1),
+        "committed_leader_epoch": i32(1),
         "committed_metadata": metadata,
     }
     return "OffsetCommitRequestPartition", fields
@@ -187,7 +191,7 @@ def fetch_as_kafka_python(version: int, is_everything: bool) -> bytes:
 
 @pytest.mark.parametrize("version", versions(offsets.FETCH_VERSIONS))
 def test_others_read_our_offsets(version: int) -> None:
-    found = [offsets.FoundOffset(1, 2**40, "note", 0), offsets.FoundOffset(2, -1, "", 3)]
+    found = [offsets.FoundOffset(1, 2**40, "note", 0, 7), offsets.FoundOffset(2, -1, "", 3)]
     group = offsets.FoundGroup("g", [("orders", found), ("größe", [])], 0)
     (data,) = offsets.fetch_answer(version, [group])
     kio = response("offset_fetch", version, bytes(data))
@@ -198,6 +202,8 @@ def test_others_read_our_offsets(version: int) -> None:
         for one in topics[0].partitions
     ]
     assert shown == [(1, 2**40, "note", 0), (2, -1, "", 3)]
+    if version >= 5:
+        assert [int(one.committed_leader_epoch) for one in topics[0].partitions] == [7, -1]
     theirs = OffsetFetchResponse.decode(data, version=version)
     topics = theirs.groups[0].topics if version >= 8 else theirs.topics
     assert topics[0].partitions[0].committed_offset == 2**40

@@ -250,11 +250,11 @@ class GroupOffsets:
         now_ms = self._clock.wall_ms()
         changes: list[Change] = []
         committed = []
-        for topic, partition, offset, metadata in commits:
+        for topic, partition, offset, metadata, epoch in commits:
             uuid = self._topics.get(topic).uuid.bytes
-            value = offset_value(offset, now_ms, metadata)
+            value = offset_value(offset, now_ms, metadata, epoch)
             changes.append((offset_key(group, uuid, partition), value))
-            committed.append(Committed(topic, partition, offset, metadata, now_ms))
+            committed.append(Committed(topic, partition, offset, metadata, now_ms, epoch))
         self.commits += len(changes)
         done: Pending[list[Committed]] = Pending()
         self._views.change(self.table, changes).then(
@@ -297,7 +297,14 @@ class GroupOffsets:
         many groups gives `topic_names` along."""
         names = names if names is not None else self.topic_names()
         found = [
-            Committed(names[one.uuid], one.partition, one.offset, one.metadata, one.committed_ms)
+            Committed(
+                names[one.uuid],
+                one.partition,
+                one.offset,
+                one.metadata,
+                one.committed_ms,
+                one.leader_epoch,
+            )
             for one in self.table.of_group(group)
             if one.uuid in names
         ]

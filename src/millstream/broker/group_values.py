@@ -102,6 +102,8 @@ class Commit(NamedTuple):
     partition: int
     offset: int
     metadata: str = ""
+    # In which the last record that was read was written; below 0 where nobody said.
+    leader_epoch: int = -1
 
 
 class Committed(NamedTuple):
@@ -110,6 +112,7 @@ class Committed(NamedTuple):
     offset: int
     metadata: str
     committed_ms: int
+    leader_epoch: int = -1
 
 
 class GroupSummary(NamedTuple):

@@ -3,6 +3,7 @@ reached, and what was set for it.
 
     key     0x01 | topic uuid, 16 bytes | partition, u32 | group, UTF-8
     value   0x01 | offset, i64 | committed at, ms since 1970, i64 | metadata, UTF-8
+    or      0x02 | the same | 0x00 | leader epoch of the last record that was read, ASCII digits
 
     key     0x02 | group, UTF-8
     value   0x01 | generation, i64 | written at, ms since 1970, i64
@@ -11,10 +12,11 @@ reached, and what was set for it.
     value   0x01 | settings, JSON
 
 All numbers are big-endian; the first byte of a value is its version. Topics are named by their
-UUID, so that a topic made again under an old name has no offsets.
+UUID, so that a topic made again under an old name has no offsets. A broker that does not know 0x02
+takes the epoch for the end of the metadata, and does nothing wrong by it.
 
-There may be a million of them, so an offset is 16 bytes in two arrays, and the few that carry
-metadata have it in a dictionary beside them.
+There may be a million of them, so an offset is 16 bytes in two arrays, and 4 more where there are
+epochs; the few that carry metadata have it in a dictionary beside them.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ from millstream.log.partition import PartitionId
 Change: TypeAlias = tuple[bytes, bytes | None]
 
 OFFSET_KIND, GROUP_KIND, SETTINGS_KIND = 1, 2, 3
-VERSION = 1
+VERSION, WITH_EPOCH = 1, 2
+EPOCH_MARK = b"\0"
+NO_EPOCH = -1
 
 _KEY = Struct(">B16sI")
 _VALUE = Struct(">Bqq")
@@ -48,6 +52,7 @@ class Entry(NamedTuple):
     offset: int
     committed_ms: int
     metadata: str
+    leader_epoch: int = NO_EPOCH
 
 
 class Mark(NamedTuple):
@@ -61,8 +66,13 @@ def offset_key(group: str, uuid: bytes, partition: int) -> bytes:
     return _KEY.pack(OFFSET_KIND, uuid, partition) + group.encode()
 
 
-def offset_value(offset: int, committed_ms: int, metadata: str) -> bytes:
-    return _VALUE.pack(VERSION, offset, committed_ms) + metadata.encode()
+def offset_value(
+    offset: int, committed_ms: int, metadata: str, leader_epoch: int = NO_EPOCH
+) -> bytes:
+    if leader_epoch < 0:
+        return _VALUE.pack(VERSION, offset, committed_ms) + metadata.encode()
+    fixed = _VALUE.pack(WITH_EPOCH, offset, committed_ms)
+    return b"".join((fixed, metadata.encode(), EPOCH_MARK, b"%d" % leader_epoch))
 
 
 def group_key(group: str) -> bytes:
@@ -84,28 +94,40 @@ def settings_value(settings: GroupSettings) -> bytes:
 class _Row:
     """The offsets of one group in one topic: of the partitions from `first` to before `end`."""
 
-    __slots__ = ("count", "end", "first", "metadata", "offsets", "stamps")
+    __slots__ = ("count", "end", "epochs", "first", "metadata", "offsets", "stamps")
 
     def __init__(self, first: int) -> None:
         self.first = self.end = first
         self.offsets = array("q")
         self.stamps = array("q")
+        # None while no offset has one.
+        self.epochs: array[int] | None = None
         self.metadata: dict[int, str] | None = None
         self.count = 0
 
-    def put(self, partition: int, offset: int, stamp: int, metadata: bytes) -> None:
+    def put(
+        self, partition: int, offset: int, stamp: int, metadata: bytes, epoch: int = NO_EPOCH
+    ) -> None:
         place = partition - self.first
         if place < 0:
             room = array("q", [_ABSENT]) * -place
             self.offsets = room + self.offsets
             self.stamps = room + self.stamps
+            if self.epochs is not None:
+                self.epochs = array("i", [NO_EPOCH]) * -place + self.epochs
             self.first = partition
             place = 0
         elif partition >= self.end:
             room = array("q", [_ABSENT]) * (partition + 1 - self.end)
             self.offsets.extend(room)
             self.stamps.extend(room)
+            if self.epochs is not None:
+                self.epochs.extend(array("i", [NO_EPOCH]) * (partition + 1 - self.end))
             self.end = partition + 1
+        if epoch >= 0 and self.epochs is None:
+            self.epochs = array("i", [NO_EPOCH]) * len(self.offsets)
+        if self.epochs is not None:
+            self.epochs[place] = epoch
         if self.offsets[place] == _ABSENT:
             self.count += 1
         self.offsets[place] = offset
@@ -125,19 +147,22 @@ class _Row:
             if self.metadata is not None:
                 self.metadata.pop(partition, None)
 
-    def get(self, partition: int) -> tuple[int, int, str] | None:
+    def get(self, partition: int) -> tuple[int, int, str, int] | None:
         place = partition - self.first
         if not self.first <= partition < self.end or self.offsets[place] == _ABSENT:
             return None
         metadata = self.metadata.get(partition, "") if self.metadata is not None else ""
-        return self.offsets[place], self.stamps[place], metadata
+        epoch = self.epochs[place] if self.epochs is not None else NO_EPOCH
+        return self.offsets[place], self.stamps[place], metadata, epoch
 
     def entries(self, uuid: bytes) -> Iterator[Entry]:
+        epochs = self.epochs
         for place, offset in enumerate(self.offsets):
             if offset != _ABSENT:
                 partition = self.first + place
                 metadata = self.metadata.get(partition, "") if self.metadata is not None else ""
-                yield Entry(uuid, partition, offset, self.stamps[place], metadata)
+                epoch = NO_EPOCH if epochs is None else epochs[place]
+                yield Entry(uuid, partition, offset, self.stamps[place], metadata, epoch)
 
 
 class OffsetTable:
@@ -169,19 +194,26 @@ class OffsetTable:
                 self._apply_other(key, value)
                 continue
             _, uuid, partition = unpack_key(key)
-            _, offset, stamp = unpack_value(value)
+            version, offset, stamp = unpack_value(value)
             group = key[_KEY.size :]
             if group != last_group or uuid != last_uuid:
                 row = self._row(group, uuid, partition)
                 last_group, last_uuid = group, uuid
             before = row.count
-            if partition == row.end and len(value) == _VALUE.size:
+            metadata, epoch = value[_VALUE.size :], NO_EPOCH
+            if version == WITH_EPOCH:
+                metadata, _, digits = metadata.rpartition(EPOCH_MARK)
+                epoch = int(digits)
+            epochs = row.epochs
+            if partition == row.end and not metadata and (epochs is not None or epoch < 0):
                 row.offsets.append(offset)
                 row.stamps.append(stamp)
+                if epochs is not None:
+                    epochs.append(epoch)
                 row.end += 1
                 row.count += 1
             else:
-                row.put(partition, offset, stamp, value[_VALUE.size :])
+                row.put(partition, offset, stamp, metadata, epoch)
             self.count += row.count - before
 
     def _row(self, group: bytes, uuid: bytes, partition: int) -> _Row:
@@ -231,7 +263,10 @@ class OffsetTable:
             for uuid, row in of_group.items():
                 for one in row.entries(uuid):
                     key = _KEY.pack(OFFSET_KIND, uuid, one.partition) + group
-                    yield key, offset_value(one.offset, one.committed_ms, one.metadata)
+                    value = offset_value(
+                        one.offset, one.committed_ms, one.metadata, one.leader_epoch
+                    )
+                    yield key, value
 
     def value_of(self, key: bytes) -> bytes | None:
         if key[0] == GROUP_KIND:

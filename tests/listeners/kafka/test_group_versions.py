@@ -273,15 +273,15 @@ def commit(scene: Scene, version: int, *, member_id: str = "", generation: int =
             {
                 "partition_index": i32(number),
                 "committed_offset": i64(offset),
-                "committed_leader_epoch": i32(-1),
+                "committed_leader_epoch": i32(epoch),
                 "committed_metadata": metadata,
             },
         )
-        for number, offset, metadata in (
-            (0, 5, "note"),
-            (1, 6, None),
-            (9, 1, ""),
-            (2, 1, "x" * 4097),
+        for number, offset, metadata, epoch in (
+            (0, 5, "note", 3),
+            (1, 6, None, -1),
+            (9, 1, "", 0),
+            (2, 1, "x" * 4097, 0),
         )
     ]
     answer = scene.ask(
@@ -333,7 +333,7 @@ def test_a_commit_does_what_it_can_and_says_of_each_partition_what_was_wrong(ver
 @pytest.mark.parametrize("version", versions("offset_fetch"))
 def test_offsets_are_found(version: int) -> None:
     scene = Scene()
-    commit(scene, 5)
+    commit(scene, 6)
     found = fetch_offsets(scene, version)
     parts = [
         (one.partition_index, one.committed_offset, one.metadata)
@@ -347,6 +347,9 @@ def test_offsets_are_found(version: int) -> None:
     else:
         refused = fetch_offsets(scene, version, group_id="a b")
         assert {code(one) for one in refused.topics[0].partitions} == {"INVALID_GROUP_ID"}
+    if version >= 5:
+        epochs = [int(one.committed_leader_epoch) for one in found.topics[0].partitions]
+        assert epochs == [3, -1, -1]
     unknown = fetch_offsets(scene, version, group_id="unknown")
     assert [one.committed_offset for one in unknown.topics[0].partitions] == [-1, -1, -1]
 

@@ -168,7 +168,8 @@ def _found(context: Context, asked: FetchGroup) -> Generator[Pending[Any], Any, 
     if asked.topics is None:
         everything: dict[str, list[FoundOffset]] = {}
         for one in offsets.all_of(asked.group):
-            found = FoundOffset(one.partition, one.offset, one.metadata, Code.NONE)
+            epoch = one.leader_epoch
+            found = FoundOffset(one.partition, one.offset, one.metadata, Code.NONE, epoch)
             everything.setdefault(one.topic, []).append(found)
         return FoundGroup(asked.group, list(everything.items()), Code.NONE)
     topics = [
@@ -185,7 +186,7 @@ def _offset(context: Context, group: str, topic: str, number: int) -> FoundOffse
         entry = context.broker.group_offsets.table.get(group, known.uuid.bytes, number)
     if entry is None:
         return FoundOffset(number, NO_OFFSET, "", Code.NONE)
-    return FoundOffset(number, entry.offset, entry.metadata, Code.NONE)
+    return FoundOffset(number, entry.offset, entry.metadata, Code.NONE, entry.leader_epoch)
 
 
 # ---- OffsetDelete

@@ -33,10 +33,10 @@ FETCH_VERSIONS = (1, 9)
 FETCH_FLEXIBLE = 6
 # What is said of an offset that nobody committed.
 NO_OFFSET = -1
+NO_EPOCH = -1
 
 _INDEX_OFFSET = Struct(">iq")
 _INDEX_CODE = Struct(">ih")
-_NO_EPOCH = INT32.pack(-1)
 _NO_THROTTLE = INT32.pack(0)
 
 
@@ -45,6 +45,7 @@ class CommittedPartition(NamedTuple):
     partition: int
     offset: int
     metadata: str
+    leader_epoch: int = NO_EPOCH
 
 
 class CommitAsked(NamedTuple):
@@ -67,9 +68,9 @@ def read_commit(body: memoryview, version: int) -> CommitAsked:
 
     def partition(topic: str) -> CommittedPartition:
         index, offset = cursor.unpack(_INDEX_OFFSET)
-        if version >= 6:
-            cursor.unpack(INT32)
-        return CommittedPartition(topic, index, offset, cursor.nullable_string() or "")
+        epoch = cursor.unpack(INT32)[0] if version >= 6 else NO_EPOCH
+        metadata = cursor.nullable_string() or ""
+        return CommittedPartition(topic, index, offset, metadata, epoch)
 
     topics = _topics(cursor, partition, 13)
     cursor.end()
@@ -140,6 +141,7 @@ class FoundOffset(NamedTuple):
     offset: int
     metadata: str
     code: int
+    leader_epoch: int = NO_EPOCH
 
 
 class FoundGroup(NamedTuple):
@@ -163,7 +165,7 @@ def fetch_answer(version: int, groups: Sequence[FoundGroup]) -> Pieces:
             for one in partitions:
                 out.append(_INDEX_OFFSET.pack(one.partition, one.offset))
                 if version >= 5:
-                    out.append(_NO_EPOCH)
+                    out.append(INT32.pack(one.leader_epoch))
                 out += [nullable_string(one.metadata, flexible), INT16.pack(one.code), end]
             out.append(end)
         if version >= 2:
