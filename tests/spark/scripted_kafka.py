@@ -7,7 +7,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from struct import Struct
 from typing import Any, Self
 from uuid import UUID, uuid4
@@ -62,7 +62,10 @@ class Log:
     start: int = 0
     end: int = 0
     stable: int | None = None
+    # Of transactions: producer, and the offset of its first record.
     aborted: list[tuple[int, int]] = field(default_factory=list)
+    # No record is newer; None: all are newer than any time that is asked for.
+    newest_ms: int | None = None
 
     def add(self, *values: bytes, **more: Any) -> Self:
         records: list[Any] = [(1_700_000_000_000, None, value, []) for value in values]
@@ -70,13 +73,29 @@ class Log:
         self.end += len(values)
         return self
 
-    @property
-    def latest(self) -> int:
-        return self.end if self.stable is None else self.stable
+    def mark(self, producer: int, *, is_commit: bool) -> Self:
+        """The end of a transaction."""
+        key = b"\0\0\0\1" if is_commit else b"\0\0\0\0"
+        records: list[Any] = [(1_700_000_000_000, key, b"\0\0\0\0\0\0", [])]
+        more: dict[str, Any] = {"producer_id": producer, "transactional": True, "control": True}
+        self.batches.append(batches.encode(records, base_offset=self.end, **more))
+        self.end += 1
+        return self
 
-    def records_at(self, offset: int) -> bytes:
+    def reach(self, isolation: int) -> int:
+        return self.end if self.stable is None or not isolation else self.stable
+
+    def records_at(self, offset: int, isolation: int) -> bytes:
         found = [one for one in self.batches if batches.read_header(one).next_offset > offset]
-        return b"".join(one for one in found if batches.read_header(one).base_offset < self.latest)
+        reach = self.reach(isolation)
+        return b"".join(one for one in found if batches.read_header(one).base_offset < reach)
+
+    def offset_of(self, asked: int, isolation: int) -> int:
+        """A time, or one of the two words."""
+        if asked == LATEST:
+            return self.reach(isolation)
+        is_newer = self.newest_ms is not None and asked > self.newest_ms
+        return -1 if is_newer else self.start
 
 
 class ScriptedKafka:
@@ -195,8 +214,7 @@ class ScriptedKafka:
                 offset = -1
                 if is_there:
                     log = logs[one.partition_index]
-                    # All its records are newer than any time that is asked for.
-                    offset = log.latest if one.timestamp == LATEST else log.start
+                    offset = log.offset_of(one.timestamp, request.isolation_level)
                 parts.append(
                     Part(
                         partition_index=one.partition_index,
@@ -218,7 +236,9 @@ class ScriptedKafka:
         log = logs[asked.partition]
         if not log.start <= asked.fetch_offset <= log.end:
             return fetched(topic.topic, asked.partition, code=1)
-        data = log.records_at(asked.fetch_offset)
+        data = log.records_at(asked.fetch_offset, request.isolation_level)
+        if not request.isolation_level:
+            log = replace(log, aborted=[])
         return fetched(topic.topic, asked.partition, log=log, records=data)
 
     def _coordinator(self, request: Any, version: int) -> Any:
@@ -288,7 +308,7 @@ def fetched(
         partition_index=number,
         error_code=code,
         high_watermark=log.end,
-        last_stable_offset=log.latest,
+        last_stable_offset=log.reach(1),
         log_start_offset=log.start,
         aborted_transactions=[
             Aborted(producer_id=producer, first_offset=first) for producer, first in log.aborted

@@ -15,6 +15,7 @@ from kafka.protocol.metadata import MetadataRequest
 from millstream.errors import BrokerUnreachable, DataLost, OptionInvalid
 from millstream.spark.commits import AGAIN_S
 from millstream.spark.driver import Driver
+from millstream.spark.latest import POLL_S
 from millstream.spark.positions import Position
 from millstream.spark.ranges import Range
 from millstream.spark.rows import ARROW_TYPES, Shape
@@ -23,6 +24,8 @@ from millstream.spark.source_options import read_source_options
 from spark.moved_clock import MovedClock
 from spark.scripted_kafka import Log, ScriptedKafka, honest, ignorant, throttled
 
+# What waits in vain here waits for ever: time does not pass by itself.
+pytestmark = pytest.mark.timeout(60)
 SHAPE = Shape(pa.schema([(name, ARROW_TYPES[name]) for name in ("offset", "value")]))
 PATIENCE_S = 120.0
 OFFSET_OUT_OF_RANGE, UNKNOWN_MEMBER_ID = 1, 25
@@ -226,10 +229,27 @@ def test_a_transaction_that_stays_open_is_named(scripted: ScriptedKafka, clock: 
     with pytest.raises(BrokerUnreachable, match="a transaction is open at offset 1"):
         rows(scripted, clock, 2)
     # Who reads what is not committed does not wait for it.
-    uncommitted = {"kafka.isolation.level": "read_uncommitted"}
     scripted.script.clear()
-    scripted.topics["orders"][0].stable = None
+    uncommitted = {"kafka.isolation.level": "read_uncommitted"}
     assert rows(scripted, clock, 2, **uncommitted) == [b"a", b"b"]
+    driver = driver_of(scripted, clock, **uncommitted)
+    assert driver.ending().offsets == {("orders", 0): 2}
+    assert driver_of(scripted, clock).ending().offsets == {("orders", 0): 1}
+
+
+def test_records_of_transactions_that_were_given_up_are_only_for_those_who_ask(
+    scripted: ScriptedKafka, clock: MovedClock
+) -> None:
+    log = Log(aborted=[(7, 1)])
+    log.add(b"plain").add(b"given up", producer_id=7, transactional=True)
+    log.add(b"kept", producer_id=8, transactional=True).mark(7, is_commit=False)
+    log.mark(8, is_commit=True).add(b"later", producer_id=7, transactional=True)
+    log.mark(7, is_commit=True)
+    scripted.make("orders", log)
+    assert rows(scripted, clock, log.end) == [b"plain", b"kept", b"later"]
+    uncommitted = {"kafka.isolation.level": "read_uncommitted"}
+    found = rows(scripted, clock, log.end, **uncommitted)
+    assert found == [b"plain", b"given up", b"kept", b"later"]
 
 
 def test_what_compaction_took_at_the_end_is_not_waited_for(
@@ -393,3 +413,65 @@ def test_an_offset_that_is_out_of_range_is_lost_data(
     with pytest.raises(DataLost, match=r"offsets 1 to 2 .*\(the log's end was lost\)"):
         rows(scripted, clock, 3)
     assert clock.slept_s == []
+
+
+# ---- times that no record has
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ({"startingTimestamp": "500"}, "startingTimestamp"),
+        (
+            {"startingOffsetsByTimestamp": '{"orders": {"0": 500, "1": 1}}'},
+            "startingOffsetsByTimestamp",
+        ),
+    ],
+)
+def test_a_start_that_no_record_is_as_new_as_is_an_error_or_the_end(
+    scripted: ScriptedKafka, clock: MovedClock, given: dict[str, str], option: str
+) -> None:
+    scripted.make("orders", Log(newest_ms=400).add(b"a", b"b"), Log(newest_ms=600).add(b"c"))
+    for strategy in ({}, {"startingOffsetsByTimestampStrategy": "error"}):
+        with pytest.raises(OptionInvalid) as caught:
+            driver_of(scripted, clock, **given, **strategy).starting()
+        assert caught.value.fields["option"] == option
+        assert "orders/0 has no record that new" in caught.value.message
+    late = driver_of(scripted, clock, **given, startingOffsetsByTimestampStrategy="latest")
+    assert late.starting().offsets == {("orders", 0): 2, ("orders", 1): 0}
+
+
+# ---- a stream for which nothing comes
+
+
+@pytest.mark.parametrize(("answer_s", "looks_max"), [(0.0, 202), (0.01, 34), (0.5, 11)])
+def test_an_idle_stream_asks_little_and_less_of_a_slow_broker(
+    scripted: ScriptedKafka, clock: MovedClock, answer_s: float, looks_max: int
+) -> None:
+    def slow(answer: Any) -> Any:
+        clock.now_s += answer_s
+        return answer
+
+    scripted.make("orders", Log().add(b"a"))
+    driver = driver_of(scripted, clock)
+    start = driver.latest(Position())
+    scripted.plan(ListOffsetsRequest, *[slow] * 1_000)
+    scripted.asked.clear()
+    ends_s = clock.now_s + 10
+    while clock.now_s < ends_s:
+        # As often as Spark does.
+        clock.now_s += 1 / 90
+        assert driver.latest(start) == start
+    assert 5 < scripted.asked[ListOffsetsRequest.API_KEY] <= looks_max
+    assert scripted.asked[MetadataRequest.API_KEY] <= 11
+    assert scripted.asked.total() <= looks_max + 11
+
+
+def test_what_comes_is_seen_at_the_next_look(scripted: ScriptedKafka, clock: MovedClock) -> None:
+    scripted.make("orders", Log().add(b"a"))
+    driver = driver_of(scripted, clock)
+    start = driver.latest(Position())
+    scripted.topics["orders"][0].add(b"b")
+    assert driver.latest(start) == start
+    clock.now_s += POLL_S
+    assert driver.latest(start).offsets == {("orders", 0): 2}

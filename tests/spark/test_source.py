@@ -10,6 +10,7 @@ from pyspark.sql.types import DataType
 
 from broker_process import BrokerProcess
 from millstream.log import batch as batches
+from millstream.spark.datasource import MillstreamSource
 from spark.producing import client_of, fill, kafka_of, make_topic, produce
 from spark.test_options import RIGHT_SCHEMAS
 
@@ -175,6 +176,20 @@ def test_a_view_in_sql_is_a_topic(source: Source, orders: str) -> None:
         f"server '{source.broker.url('')}', subscribe '{orders}')"
     )
     assert source.spark.sql("SELECT count(*) AS n FROM mill_view").collect()[0].n == 450
+
+
+def test_a_source_that_is_registered_is_found_by_its_name(source: Source, orders: str) -> None:
+    # As where Spark does not look for it by itself.
+    class Registered(MillstreamSource):
+        @classmethod
+        def name(cls) -> str:
+            return "registered"
+
+    options = {"server": source.broker.url(""), "subscribe": orders}
+    for one in (Registered, MillstreamSource):
+        source.spark.dataSource.register(one)
+        frame = source.spark.read.format(one.name()).options(**options).load()
+        assert frame.where("partition = 2").count() == 150
 
 
 # ---- which records

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka import Consumer
 from pyspark.errors import StreamingQueryException
 
 from broker_process import BrokerProcess, wait_until
@@ -237,6 +238,58 @@ def test_a_broker_that_is_killed_under_a_query_costs_no_row_and_doubles_none(
     assert streams.rows == expected("endless", 50, 30)
     assert query.isActive
     streams.stop()
+
+
+def test_a_group_is_never_ahead_of_a_query_that_goes_on(streams: Streams) -> None:
+    broker = streams.broker
+    make_topic(broker, "behind-it")
+    fill(broker.kafka, ("behind-it", 0), 40)
+    keep = streams._keep
+    ahead: list[tuple[int, int]] = []
+
+    def looked(frame: Any, number: int) -> None:
+        keep(frame, number)
+        done = committed(broker, "followers", "behind-it", 1)[0] or 0
+        first = min((row[2] for row in streams.batches[-1]), default=done)
+        if done > first:
+            ahead.append((done, first))
+
+    streams._keep = looked  # type: ignore[method-assign]
+    query = streams.start("behind-it", groupId="followers", maxOffsetsPerTrigger=8)
+    wait_until(lambda: len(streams.rows) == 40, "what is there")
+    wait_until(lambda: committed(broker, "followers", "behind-it", 1) == [40], "its commit")
+    fill(broker.kafka, ("behind-it", 0), 16)
+    wait_until(lambda: committed(broker, "followers", "behind-it", 1) == [56], "the rest")
+    assert ahead == []
+    assert len([batch for batch in streams.batches if batch]) == 7
+    assert query.isActive
+
+
+def test_a_group_with_members_refuses_and_the_query_goes_on(streams: Streams) -> None:
+    broker = streams.broker
+    make_topic(broker, "shared")
+    fill(broker.kafka, ("shared", 0), 10)
+    member = Consumer(
+        {
+            "bootstrap.servers": broker.kafka,
+            "group.id": "crowded",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    try:
+        member.subscribe(["shared"])
+        wait_until(lambda: member.poll(0.1) is not None, "a member that is at work")
+        query = streams.start("shared", groupId="crowded")
+        wait_until(lambda: len(streams.rows) == 10, "what is there")
+        fill(broker.kafka, ("shared", 0), 5)
+        wait_until(lambda: len(streams.rows) == 15, "what came since")
+        assert query.isActive
+        assert committed(broker, "crowded", "shared", 1) == [None]
+    finally:
+        member.close()
+    # Its last member is gone; the query goes on, and the group is told.
+    wait_until(lambda: committed(broker, "crowded", "shared", 1) == [15], "the commit")
 
 
 def test_options_of_batches_are_refused(streams: Streams) -> None:
