@@ -366,6 +366,26 @@ def test_a_topic_that_is_subscribed_no_more_is_not_just_called_deleted(
         driver.tasks(start, end)
 
 
+def test_a_new_partition_that_does_not_begin_at_its_first_offset_is_lost_data(
+    scripted: ScriptedKafka, clock: MovedClock
+) -> None:
+    scripted.make("orders", Log().add(b"a"))
+    start = driver_of(scripted, clock).latest(Position())
+    for log, is_lost in ((Log().add(b"b"), False), (Log(start=2, end=5), True)):
+        scripted.topics["orders"].append(log)
+        driver = driver_of(scripted, clock)
+        end = driver.latest(start)
+        if is_lost:
+            with pytest.raises(DataLost, match="offsets 0 to 1 of orders/2"):
+                driver.tasks(start, end)
+        else:
+            assert [task.range for task in driver.tasks(start, end)] == [(("orders", 1), 0, 1)]
+    lenient = driver_of(scripted, clock, failOnDataLoss="false")
+    ranges = [task.range for task in lenient.tasks(start, lenient.latest(start))]
+    assert ranges == [(("orders", 1), 0, 1), (("orders", 2), 2, 5)]
+    assert lenient.loss.offsets == 2
+
+
 # ---- offsets that are out of range, and are not
 
 

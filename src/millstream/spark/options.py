@@ -237,7 +237,7 @@ SOURCE_ROWS = (
         "columns",
         Words("columns such as key,offset"),
         None,
-        "Only these columns, in this order; what is left out is not read from the records.",
+        "Only these columns, in this order; what is left out is not made, nor sent to Spark.",
     ),
     Option(
         "valueFormat", Choice(("bytes", "text", "json")), "bytes", "What the column `value` holds."
