@@ -20,6 +20,7 @@ from millstream.broker.publishing import Publisher
 from millstream.broker.reading import Reader
 from millstream.broker.redrive import Redrive
 from millstream.broker.redrive_jobs import RedriveOptions
+from millstream.broker.retention_hold import RetentionHold
 from millstream.broker.schedules import ScheduleOptions, Schedules
 from millstream.broker.sealed_batches import SealedBatches
 from millstream.broker.share_sessions import ShareSessions
@@ -103,6 +104,7 @@ class Broker:
     named_schedules: NamedSchedules
     staged_writes: StagedWrites
     manifests: Manifests
+    retention_hold: RetentionHold
 
     async def start(self) -> None:
         """After the engine: every view as it was, before any listener opens."""
@@ -122,6 +124,7 @@ class Broker:
         yield self.schedules.start()
         self.named_schedules.start()
         yield self.staged_writes.start()
+        self.retention_hold.is_loaded = True
         self.idempotency.start()
         self.view_snapshots.start()
 
@@ -205,4 +208,5 @@ def make_broker(
         named_schedules=NamedSchedules(around),
         staged_writes=StagedWrites(engine, around, staged),
         manifests=Manifests(engine, around),
+        retention_hold=RetentionHold(engine, topics, consuming.group_offsets, delivery.all_shares),
     )

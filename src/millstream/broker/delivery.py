@@ -101,6 +101,10 @@ class Delivery:
         self._rates = LaneRates(self._shares)
         self._has_drained = False
 
+    @property
+    def all_shares(self) -> Shares:
+        return self._shares
+
     # ---- receiving
 
     def receive(self, group: str, receive: Receive) -> Polling[Received]:

@@ -318,6 +318,12 @@ class OffsetTable:
         row = self._rows.get(group.encode(), {}).get(uuid)
         return row.entries(uuid) if row is not None else iter(())
 
+    def lowest(self, uuid: bytes, partition: int) -> int | None:
+        """Of all groups that have committed there; None without any."""
+        rows = (of_group.get(uuid) for of_group in self._rows.values())
+        found = (row.get(partition) for row in rows if row is not None)
+        return min((one[0] for one in found if one is not None), default=None)
+
     def topics(self, group: str) -> list[bytes]:
         return list(self._rows.get(group.encode(), ()))
 

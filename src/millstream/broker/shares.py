@@ -425,6 +425,17 @@ class Shares:
                 start = min(_nexts(index, ledger))
         return start if first is None else min(first, start)
 
+    def lowest(self, topic: str, partition: int) -> int | None:
+        """The first record that some group has yet to settle; None when no group has a part."""
+        found: list[int] = []
+        for crew in self.crews.values():
+            share = crew.shares.get(topic)
+            if share is not None and partition < len(share.ledgers):
+                ledger = share.ledgers[partition]
+                first = ledger.first_open()
+                found += [ledger.first_cursor] if first is None else [first, ledger.first_cursor]
+        return min(found, default=None)
+
     # ---- as the offsets of groups know us
 
     def is_busy(self, group: str) -> bool:

@@ -91,6 +91,7 @@ class LocalEngine:
         "_clock",
         "_committer",
         "_disk",
+        "_first_kept",
         "_ids_left",
         "_ids_waiting",
         "_is_asking_ids",
@@ -123,6 +124,7 @@ class LocalEngine:
         self._store: Store | None = None
         self._committer: Committer | None = None
         self._upkeep: Upkeep | None = None
+        self._first_kept: Callable[[PartitionId], int | None] = lambda _: None
         self._changes: Changes | None = None
         self._waiting: dict[PartitionId, list[tuple[int, Pending[None]]]] = {}
         self._ids_left = 0
@@ -180,6 +182,7 @@ class LocalEngine:
         upkeep = Upkeep(
             store, committer, self._clock, self._scheduler, slices=slices, settings=settings
         )
+        upkeep.first_kept = self._first_kept
         self._store, self._committer, self._upkeep = store, committer, upkeep
         self._changes = Changes(store, committer, upkeep, self._clock, self._scheduler)
         upkeep.start()
@@ -511,6 +514,11 @@ class LocalEngine:
         if changes is None or self._store is None:
             return Pending.failed(_stopped())
         return changes.delete(name, forgotten)
+
+    def hold(self, first_kept: Callable[[PartitionId], int | None]) -> None:
+        self._first_kept = first_kept
+        if self._upkeep is not None:
+            self._upkeep.first_kept = first_kept
 
     def trim(self, id: PartitionId, offset: int) -> Pending[None]:
         try:

@@ -312,6 +312,9 @@ class MemoryEngine:
         topic = self._topics[topic.name] = topic._replace(partitions=partitions)
         return topic
 
+    def hold(self, first_kept: Callable[[PartitionId], int | None]) -> None:
+        """There is no retention."""
+
     def trim(self, id: PartitionId, offset: int) -> Pending[None]:
         try:
             partition = self._partition(id)

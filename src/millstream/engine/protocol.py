@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
     from millstream.engine.pending import Pending
@@ -171,6 +171,11 @@ class Engine(Protocol):
         partitions: int | None = None,
     ) -> Pending[Topic]:
         """Change a topic's settings, or give it more partitions."""
+        ...
+
+    def hold(self, first_kept: Callable[[PartitionId], int | None]) -> None:
+        """From now on ask before retention: what lies from an offset on is kept. None is no
+        opinion. A trim does not ask."""
         ...
 
     def trim(self, id: PartitionId, offset: int) -> Pending[None]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from millstream.engine.commit import Committer
     from millstream.engine.scheduler import Cancel, Scheduler
     from millstream.engine.slices import Slices
-    from millstream.log.partition import Partition, SweepJob, SyncJob
+    from millstream.log.partition import Partition, PartitionId, SweepJob, SyncJob
     from millstream.log.store import CheckpointJob, Store
 
 # Sealed segments that stay open for reading: each holds a file and its indexes in memory.
@@ -76,6 +76,7 @@ class Upkeep:
         "_store",
         "_timers",
         "counts",
+        "first_kept",
     )
 
     def __init__(
@@ -107,6 +108,8 @@ class Upkeep:
         self._is_syncing = False
         self._is_stopped = False
         self.counts = UpkeepCounts()
+        # From where on retention removes nothing, for a partition; None is no limit.
+        self.first_kept: Callable[[PartitionId], int | None] = lambda _: None
 
     def start(self) -> None:
         settings = self._settings
@@ -349,7 +352,7 @@ class Upkeep:
             self.seal(partition)
         if partition.settings.compact:
             return
-        keep = partition.retained_from(now_ms)
+        keep = partition.retained_from(now_ms, self.first_kept(partition.id))
         if keep > partition.start_offset:
             before = len(partition.segments)
             self.trim(partition, keep).pending.then(

@@ -486,9 +486,10 @@ class Partition(End):
                 return
             self.doomed.append(Doomed(self.segments.pop(0), now))
 
-    def retained_from(self, now_ms: int) -> int:
-        """The first offset that retention keeps: whole sealed segments go, oldest first. One with
-        a record from the future is as old as its end, or it would hold all others for good."""
+    def retained_from(self, now_ms: int, held_from: int | None = None) -> int:
+        """The first offset that retention keeps: whole sealed segments go, oldest first, and none
+        with records that are held. One with a record from the future is as old as its end, or it
+        would hold all others for good."""
         keep = self.start_offset
         size = self.size_bytes
         age, limit = self.settings.retention_age_ms, self.settings.retention_bytes
@@ -500,7 +501,8 @@ class Partition(End):
                 newest = ended[at]
             is_old = age is not None and newest != NO_TIMESTAMP and newest < now_ms - age
             is_over = limit is not None and size - segment.size >= limit
-            if not segment.sealed or not (is_old or is_over):
+            is_held = held_from is not None and after.base_offset > held_from
+            if not segment.sealed or is_held or not (is_old or is_over):
                 break
             size -= segment.size
             keep = max(keep, after.base_offset)
