@@ -3,7 +3,8 @@
     mill pipeline run examples/spark/dedupe.py:dedupe
 
 A payment is known by the field `id` of its JSON. One that comes again within an hour (`--within`)
-by its record's time is left out; state is kept no longer than that.
+by its record's time is left out; state is kept no longer than that, so one that is later than
+others by more than that is left out too. A payment without an `id` is not known, and goes through.
 """
 
 from pyspark.sql import DataFrame
@@ -23,8 +24,9 @@ from millstream.spark.pipelines import Context, Option, pipeline
 def dedupe(payments: DataFrame, context: Context) -> DataFrame:
     """Let each payment through once, by a field of its value."""
     field = f.get_json_object(f.col("value").cast("string"), f"$.{context.options['by']}")
+    place = f.concat_ws("/", "topic", "partition", "offset")
     return (
-        payments.withColumn("id", field)
+        payments.withColumn("id", f.struct(field, f.when(field.isNull(), place)))
         .withWatermark("timestamp", context.options["within"])
         .dropDuplicatesWithinWatermark(["id"])
         .select("key", "value", "timestamp")

@@ -48,6 +48,14 @@ def test_a_payment_goes_through_once(
     assert sorted(one.json()["id"] for one in read_all(broker, "ex-once")) == [1, 1, 2, 3, 4]
 
 
+def test_payments_that_nothing_tells_apart_all_go_through(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    publish(broker, "ex-unknown", [{"value": {"total": 1}}, {"value": "no id"}, {"value": "no id"}])
+    run("dedupe", spark, broker, tmp_path, source="ex-unknown", to="ex-known")
+    assert len(read_all(broker, "ex-known")) == 3
+
+
 def test_orders_know_their_customers(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
