@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.errors import PySparkException
 
 from cli_transcripts import mill
 from millstream.clock import ManualClock
@@ -19,12 +20,12 @@ from millstream.errors import (
     PipelineUnknown,
     SettingInvalid,
 )
-from millstream.spark.pipelines import Context, Option, Pipeline
+from millstream.spark.pipelines import Context, Option, Pipeline, running
 from millstream.spark.pipelines.context import left_between, plain_reason
 from millstream.spark.pipelines.options import Options
 from millstream.spark.pipelines.progress import LINE_S, LineProgress
 from millstream.spark.pipelines.registry import BUILT_IN, find
-from millstream.spark.pipelines.running import RunSettings, run_pipeline
+from millstream.spark.pipelines.running import RunSettings, run_pipeline, say_errors_once
 from millstream.spark.pipelines.state import RunFolder, Status, all_runs
 from millstream.spark.pipelines.targets import Target, as_records, show_rows, target_of
 
@@ -55,6 +56,39 @@ def own(tmp_path: Path) -> str:
 
 def doing(run: Callable[[Context], None], *options: Option) -> Pipeline:
     return Pipeline(name="tried", help="", run=run, options=options)
+
+
+# ---- errors
+
+
+def test_an_error_of_a_query_is_raised_and_not_logged_too(
+    spark: SparkSession, capfd: pytest.CaptureFixture[str]
+) -> None:
+    say_errors_once()
+    with pytest.raises(PySparkException, match="CAST_INVALID_INPUT"):
+        spark.sql("SELECT cast(x AS INT) FROM VALUES ('no') AS t(x)").collect()
+    assert "QueryContextLogger" not in capfd.readouterr().err
+
+
+def test_workers_that_a_run_ends_print_no_stacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[dict[str, str]] = []
+
+    class Session:
+        def stop(self) -> None:
+            pass
+
+    def start(*_: object, settings: dict[str, str], **__: object) -> Session:
+        given.append(settings)
+        return Session()
+
+    monkeypatch.setattr(running, "spark_session", start)
+    own = {"spark.python.unix.domain.socket.enabled": "true", "x": "y"}
+    for settings in ({}, own):
+        run = RunSettings(folder=tmp_path, spark_settings=settings)
+        run_pipeline(doing(lambda _: None), {}, run)
+    assert given == [{"spark.python.unix.domain.socket.enabled": "false"}, own]
 
 
 # ---- finding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,11 @@ from millstream.wire.places import DEFAULT_SERVER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+# Over a Unix socket a worker notices at once that nobody listens to it any more, and each run would
+# end with stacks of workers that Spark has ended.
+QUIET_SETTINGS = {"spark.python.unix.domain.socket.enabled": "false"}
 
 
 @dataclass(slots=True)
@@ -139,16 +145,26 @@ def _session(
     if given is not None:
         yield given
         return
+    say_errors_once()
     spark = spark_session(
         f"millstream {name}",
         master=settings.master,
         remote=settings.remote,
-        settings=settings.spark_settings,
+        settings=(QUIET_SETTINGS if settings.remote is None else {})
+        | dict(settings.spark_settings),
     )
     try:
         yield spark
     finally:
         spark.stop()
+
+
+def say_errors_once() -> None:
+    """What a query fails of is raised; PySpark would log it too, as a page of JSON."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
 
 @contextmanager
