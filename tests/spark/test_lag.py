@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from millstream.spark.pipelines.lag import with_pauses
 from millstream.spark.pipelines.lag_frames import (
     GroupPace,
     HotKey,
@@ -200,3 +201,17 @@ def test_groups_are_looked_at_first_now_and_then_and_last() -> None:
 
 def test_looks_that_take_long_are_not_made_up_for() -> None:
     assert Time(look_ms=1500).watch(4000, 1000) == [0, 1500, 3000, 4500]
+
+
+def test_a_picture_shows_when_nothing_came() -> None:
+    def at(second: int) -> datetime:
+        return datetime.fromtimestamp(second, UTC)
+
+    points = [(at(120), 2.0), (at(300), 5.0)]
+    assert with_pauses(points, 60, 65_000, 310_000) == [
+        (at(60), 0.0),
+        (at(120), 2.0),
+        (at(180), 0.0),
+        (at(240), 0.0),
+        (at(300), 5.0),
+    ]

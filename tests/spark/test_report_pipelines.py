@@ -78,6 +78,7 @@ def test_dead_letters_become_a_report(v1: V1, runs: Runs) -> None:
     assert "4 records were given up between 1970-01-01 00:00:01Z and 2026-01-01 00:01:00Z" in text
     assert "| no account &lt;n&gt; | 2026-01-01 00:01:00Z |" in text
     assert "| 0/1 | ada | no account 17 | b |" in text
+    assert "after at most 4 deliveries" in text
     assert "<b>" not in text
     assert (page.parent / "over-time.png").exists()
     assert (page.parent / "kinds.png").exists()
@@ -172,8 +173,8 @@ def test_windows_go_to_a_topic_and_to_files(v1: V1, runs: Runs) -> None:
             "topics": topic, "to": f"topic:{totals},parquet:{lake}", "by": "key", "sum": "total",
             "watermark": "5s",
         }  # fmt: skip
-        runs.rollup(**given)
-        runs.rollup(**given)
+        assert runs.rollup(**given).records == 4, "each counts once, however many targets"
+        assert runs.rollup(**given).records == 0
         records = {record.key: json.loads(record.text) for record in client.read(totals)}
     assert {key: window["sum_total"] for key, window in records.items()} == {
         b"ada": 4.0,

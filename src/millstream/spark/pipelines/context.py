@@ -6,7 +6,7 @@ import json
 import re
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,9 +97,11 @@ class Context:
         self.start(writer, part)
         self.wait()
 
-    def start(self, writer: DataStreamWriter, part: str = "main") -> StreamingQuery:
+    def start(
+        self, writer: DataStreamWriter, part: str = "main", *, is_counted: bool = True
+    ) -> StreamingQuery:
         """Start a query with the run's checkpoint and trigger. `part` tells apart the queries of a
-        pipeline that has several."""
+        pipeline that has several; one that reads what another reads too is not counted again."""
         writer = writer.queryName(f"{self.name}.{part}" if part != "main" else self.name)
         writer = writer.option("checkpointLocation", f"{self.checkpoint}/{part}")
         if not self.is_continuous:
@@ -107,7 +109,7 @@ class Context:
         elif self.every is not None:
             writer = writer.trigger(processingTime=self.every)
         query = writer.start()
-        self._watched[part] = _Watched(query)
+        self._watched[part] = _Watched(query, is_counted)
         self.status.state = "running"
         self._look()
         return query
@@ -167,13 +169,12 @@ class Context:
         """Take over what the queries did since the last look."""
         for part, watched in self._watched.items():
             rows = watched.take()
-            self.status.records += rows
-            self.status.records_ever += rows
+            if watched.is_counted:
+                self.status.records += rows
+                self.status.records_ever += rows
             self._describe(part, watched)
         self.status.batches = sum(one.batches for one in self._watched.values())
-        behind = [one.behind for one in self._watched.values()]
-        known = [one for one in behind if one is not None]
-        self.status.behind = sum(known) if known else None
+        self.status.behind = _behind(self._watched.values())
         self.progress.show(self.status.records, self.status.behind)
         self.save(self.status)
 
@@ -216,6 +217,7 @@ class _Watched:
     """A query, and what of its progress was counted."""
 
     query: StreamingQuery
+    is_counted: bool
     batch: int = -1
     batches: int = 0
     behind: int | None = None
@@ -239,6 +241,15 @@ class _Watched:
                 left_between(source["endOffset"], source["latestOffset"]) for source in sources
             )
         return rows
+
+
+def _behind(watched: Iterable[_Watched]) -> int | None:
+    """How many records are left for all of them: what several read is left for the slowest."""
+    known = [one for one in watched if one.behind is not None]
+    if not known:
+        return None
+    counted = sum(one.behind or 0 for one in known if one.is_counted)
+    return max([counted, *(one.behind or 0 for one in known if not one.is_counted)])
 
 
 def _await(query: StreamingQuery) -> None:

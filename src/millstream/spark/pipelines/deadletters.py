@@ -209,7 +209,7 @@ def _add_examples(report: Report, findings: Findings) -> None:
             Heading(f"{kind.kind}: {kind.shape}"),
             Text(
                 f"{kind.letters:,} of {plain(kind.topic)}, given up by {plain(kind.group)} after "
-                f"at most {kind.deliveries or 0} deliveries, from "
+                f"{_deliveries(kind)}, from "
                 f"{show_time(kind.first_failure_ms)} to {show_time(kind.last_failure_ms)}{again}. "
                 "Those that failed last:"
             ),
@@ -224,6 +224,11 @@ def _add_examples(report: Report, findings: Findings) -> None:
             Text("When the cause is mended, this puts them back:"),
             Command(f"mill pipeline run deadletters --redrive {kind.kind}"),
         )
+
+
+def _deliveries(kind: Kind) -> str:
+    count = kind.deliveries or 0
+    return "one delivery" if count == 1 else f"at most {count} deliveries"
 
 
 def _label(findings: Findings, name: str) -> str:

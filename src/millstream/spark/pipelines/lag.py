@@ -99,14 +99,12 @@ def run(context: Context) -> None:
             keep(context.spark, samples, context.directory)
             findings = look(context, client, clock.wall_ms())
             page = write_report(report_of(findings), directory)
-            context.status.records += len(samples.positions)
-            context.progress.show(context.status.records, None)
+            behind = sum(one.messages for one in findings.groups)
+            counted = f"{len(findings.groups):,} groups are {behind:,} records behind"
             if not context.is_continuous or context.is_stopping():
                 break
-    behind = sum(one.messages for one in findings.groups)
-    context.say(
-        f"{len(findings.groups):,} groups are {behind:,} records behind; the report is {page}"
-    )
+            context.progress.say(f"{counted}; {page} is new")
+    context.say(f"{counted}; the report is {page}")
 
 
 def _pause(context: Context) -> Callable[[float], None]:
@@ -145,7 +143,11 @@ def look(context: Context, client: Client, now_ms: int) -> Findings:
         count = options.number("hot", minimum=1)
         keys = [HotKey(*row) for row in hot_keys(records, count).collect()]
         partitions = [HotPartition(*row) for row in hot_partitions(records, count).collect()]
-        arrived = lines(arrivals(records, coarse_s), "topic", "per_s")
+        found = lines(arrivals(records, coarse_s), "topic", "per_s")
+        arrived = {
+            topic: with_pauses(points, coarse_s, begin_ms, now_ms)
+            for topic, points in found.items()
+        }
     over_time = lag_over_time(positions, fine_s)
     findings = Findings(
         begin_ms=begin_ms,
@@ -175,6 +177,14 @@ def lines(frame: DataFrame, name: str, value: str) -> dict[str, list[Point]]:
         when = datetime.fromtimestamp(row["begin_s"], UTC)
         found.setdefault(row[name], []).append((when, float(row[value])))
     return dict(sorted(found.items()))
+
+
+def with_pauses(points: list[Point], seconds: int, begin_ms: int, end_ms: int) -> list[Point]:
+    """Where nothing came, a line is at 0, instead of going straight on to what came next."""
+    first = begin_ms // 1000 // seconds * seconds
+    steps = range(first, end_ms // 1000, seconds)
+    pauses = {datetime.fromtimestamp(step, UTC): 0.0 for step in steps}
+    return sorted((pauses | dict(points)).items())
 
 
 def count_leases(client: Client, groups: Sequence[str]) -> dict[tuple[str, str], int]:

@@ -139,7 +139,9 @@ def run(context: Context) -> None:
         windows = rolled_up(records, plan)
         if target.kind == "topic":
             windows = as_messages(windows, plan)
-        queries.append(stream_to(context, windows, target, part=part))
+        # Each reads every record; together they are no more records.
+        query = stream_to(context, windows, target, part=part, is_counted=number == 0)
+        queries.append(query)
     context.wait()
     if late := max(map(late_records, queries)):
         context.say(f"{late:,} records were late, and are in no window: see --watermark")

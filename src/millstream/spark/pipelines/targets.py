@@ -65,6 +65,7 @@ def stream_to(
     key: str | None = None,
     sink_options: dict[str, str] | None = None,
     part: str = "main",
+    is_counted: bool = True,
 ) -> StreamingQuery:
     """Start a query that writes a streaming frame there."""
     if target.kind == "topic" and mode != "append":
@@ -83,7 +84,7 @@ def stream_to(
         writer = frame.writeStream.foreachBatch(
             lambda rows, number: show(_batch_text(rows, number))
         )
-    return context.start(writer.outputMode(mode), part)
+    return context.start(writer.outputMode(mode), part, is_counted=is_counted)
 
 
 @dataclass(frozen=True, slots=True)
