@@ -109,7 +109,9 @@ def run(seconds: float, seed: int, facts: Facts, screen: Screen, stack: ExitStac
 
     stop = threading.Event()
     chance = random.Random(seed)  # noqa: S311  no secret
-    source = threading.Thread(target=publish_orders, args=(client, chance, stop), daemon=True)
+    source = threading.Thread(
+        target=publish_orders, args=(client, chance, stop, facts.sent), daemon=True
+    )
     source.start()
     stack.callback(source.join)
     stack.callback(stop.set)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import Counter
 from datetime import UTC, datetime
 
 from millstream.client import Client
@@ -15,8 +16,10 @@ CUSTOMERS = ("Ada", "Bob", "Chen", "Dora", "Eve", "Finn", "Grace", "Hugo", "Ines
 COUNTRIES = ("de", "fr", "it", "pl", "us")
 
 
-def publish_orders(client: Client, chance: random.Random, stop: threading.Event) -> None:
-    """One after the other, until told to stop."""
+def publish_orders(
+    client: Client, chance: random.Random, stop: threading.Event, sent: Counter[str]
+) -> None:
+    """One after the other, until told to stop; `sent` counts those that are not like most."""
     with client.producer() as producer:
         number = 0
         while not stop.wait(chance.expovariate(ORDERS_PER_S)):
@@ -25,10 +28,13 @@ def publish_orders(client: Client, chance: random.Random, stop: threading.Event)
             key = str(order.get("customer", ""))
             kind = chance.random()
             if kind < LATER:
+                sent["later"] += 1
                 client.publish(TOPIC, order, key=key, delay=f"{chance.randint(3, 8)}s")
             elif kind < LATER + URGENT:
+                sent["urgent"] += 1
                 producer.send(TOPIC, order, key=key, lane="critical")
             elif kind < LATER + URGENT + BROKEN:
+                sent["broken"] += 1
                 producer.send(TOPIC, broken(order, chance), key=key)
             else:
                 producer.send(TOPIC, order, key=key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,6 +36,8 @@ class Facts:
     seconds: float
     folder: Path
     begin: float = field(default_factory=time.monotonic)
+    # What the demo says that it sent: urgent orders, later ones and broken ones.
+    sent: Counter[str] = field(default_factory=Counter)
     published: int = 0
     later: int = 0
     behind: int = 0
@@ -45,6 +47,8 @@ class Facts:
     again: int = 0
     ran_out: int = 0
     dead: int = 0
+    # The pipeline that runs.
+    spark: str = "starts"
     rolled_up: int = 0
     archived: int = 0
     windows: list[dict[str, Any]] = field(default_factory=list)
@@ -70,13 +74,15 @@ class Facts:
         what = told["what"]
         if what == "spark":
             self.note("Spark is ready: rollup and archive take turns")
+        elif what == "begin":
+            self.spark = told["pipeline"]
         elif what == "rollup":
             self.rolled_up = told["records"]
         elif what == "archive":
             self.archived = told["records"]
         elif what == "report":
             self.archived, self.lake, self.totals = told["archived"], told["lake"], told["totals"]
-            self.report = told["page"]
+            self.report, self.spark = told["page"], "done"
 
     def take(self, client: Client) -> None:
         """Something that the broker knows."""
@@ -99,7 +105,8 @@ class Facts:
 
     def line(self) -> str:
         return (
-            f"{self.elapsed_s:5.1f} s  {self.published:,} orders, {self.later:,} for later; "
+            f"{self.elapsed_s:5.1f} s  {self.published:,} orders, {self.sent['urgent']:,} urgent, "
+            f"{self.sent['broken']:,} broken, {self.later:,} for later; "
             f"{self.done:,} done, {self.failed:,} failed, {self.again:,} again, "
             f"{self.dead:,} dead letters; Spark rolled up {self.rolled_up:,}, "
             f"archived {self.archived:,}"
@@ -110,7 +117,8 @@ class Facts:
         return "\n".join(
             (
                 "",
-                f"{self.published:,} orders were published, and {self.later:,} are for later.",
+                f"{self.published:,} orders were published: {self.sent['urgent']:,} urgent, "
+                f"{self.sent['later']:,} with a delay, {self.sent['broken']:,} broken.",
                 f"Workers got {self.done:,} of them done. {self.failed:,} deliveries failed, and "
                 f"{self.ran_out:,} were with a worker that was killed; {self.again:,} were tried "
                 "again.",
@@ -182,6 +190,8 @@ class Tables:
         return _panel(
             "broker",
             ("orders published", facts.published),
+            ("of them urgent", facts.sent["urgent"]),
+            ("of them broken", facts.sent["broken"]),
             ("for later", facts.later),
             ("waiting or leased", facts.behind),
         )
@@ -192,6 +202,7 @@ class Tables:
             ("done", facts.done),
             ("failed, and tried again", facts.failed),
             ("refused", facts.rejected),
+            ("tried again after a crash", facts.ran_out),
             ("dead letters", facts.dead),
         )
 
@@ -201,6 +212,7 @@ class Tables:
             ("orders in windows", facts.rolled_up),
             ("orders in the lake", facts.archived),
             ("report", Path(facts.report).name or "at the end"),
+            ("at work on", facts.spark),
         )
 
     def _totals(self, facts: Facts) -> Panel:

@@ -36,6 +36,7 @@ def main(server: str, folder: Path) -> None:
     tell("spark", state="ready")
 
     def catch_up(pipeline: Pipeline, **options: str) -> None:
+        tell("begin", pipeline=pipeline.name)
         status = run_pipeline(pipeline, options, settings, session=spark)
         tell(pipeline.name, records=status.records_ever, state=status.state)
         if status.state == "stopped":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -49,6 +50,9 @@ def test_orders_are_worked_off_rolled_up_archived_and_reported(
     assert "a worker was killed" in output
     published = int(output.split(" orders were published")[0].split()[-1].replace(",", ""))
     assert published > 100
+    kinds = re.search(r"published: (\d+) urgent, (\d+) with a delay, (\d+) broken\.", output)
+    assert kinds is not None, output
+    assert all(int(count) > 0 for count in kinds.groups()), output
     assert f"Spark archived {published:,} of {published:,} orders." in output
     archived = spark.read.parquet(str(folder / "lake/topic=*/date=*"))
     assert archived.select("partition", "offset").distinct().count() == published

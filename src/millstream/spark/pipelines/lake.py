@@ -35,8 +35,9 @@ from millstream.errors import ArchiveInvalid
 from millstream.spark.pipelines.places import opened
 
 _OWN = "_millstream"
-# What Spark calls the files of a write: `part-00003-<UUID of the write>.c001.snappy.parquet`.
-_PART = re.compile(r"part-(?P<task>\d+)-[^.]+\.c(?P<file>\d+)\.")
+# What Spark calls the files of a write: `part-00003-<UUID of the write>.c001.snappy.parquet`, or
+# with a dash before the c.
+_PART = re.compile(r"part-(?P<task>\d+)-.+[-.]c(?P<file>\d+)\.")
 # By topic, UUID and partition: the offset that comes next.
 Ends: TypeAlias = dict[tuple[str, str, int], int]
 
