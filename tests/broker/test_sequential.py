@@ -334,3 +334,43 @@ def test_a_topic_that_grew_has_its_new_partitions_read_from_the_start() -> None:
     publish(house, "new", partition=1)
     back = house.done(house.broker.sequential.open("orders", consumer.id))
     assert values(house, back) == ["new"]
+
+
+def test_a_consumer_of_all_partitions_reads_those_that_are_added_while_it_is_open() -> None:
+    house = house_with(partitions=1)
+    consumer = house.done(house.broker.sequential.open("orders", start="latest"))
+    alone = house.done(house.broker.sequential.open("orders", partition=0))
+    assert values(house, consumer) == []
+    waiting, other = consumer.wait(20.0), alone.wait(20.0)
+    house.done(house.broker.topics.add_partitions("orders", 3))
+    assert house.done(waiting.pending), "who waits is told"
+    assert not other.pending.is_done
+    publish(house, "new", partition=2)
+    assert values(house, consumer) == ["new"]
+    assert values(house, alone) == []
+    assert house.done(consumer.ack(2, 0)) == 1
+    assert consumer.positions() == {0: 0, 1: 0, 2: 1}
+    publish(house, "newer", partition=2)
+    back = house.done(house.broker.sequential.open("orders", consumer.id))
+    assert values(house, back) == ["newer"]
+
+
+def test_a_partition_that_was_added_is_given_only_once_its_position_is_kept() -> None:
+    disks: list[RefusingDisk] = []
+
+    def through(disk: SimulatedDisk) -> Disk:
+        disks.append(RefusingDisk(disk))
+        return cast("Disk", disks[0])
+
+    house = local_house(through=through).start()
+    house.done(house.broker.topics.create("orders", 1))
+    consumer = house.done(house.broker.sequential.open("orders"))
+    publish(house, "a")
+    house.done(house.broker.topics.add_partitions("orders", 2))
+    publish(house, "b", partition=1)
+    disks[0].is_full = True
+    assert isinstance(house.failed(consumer.next(1)), DiskFull)
+    assert consumer.partitions == (0,)
+    disks[0].is_full = False
+    assert values(house, consumer) == ["a", "b"]
+    assert house.done(consumer.ack(1, 0)) == 1

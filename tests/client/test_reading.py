@@ -10,7 +10,7 @@ import pytest
 
 from broker_process import BrokerProcess
 from client.scripted import run, until
-from millstream.client import AsyncClient, Client, Received
+from millstream.client import AsyncClient, Client, Received, reading
 from millstream.errors import (
     ClientClosed,
     GroupUnknown,
@@ -87,6 +87,61 @@ def test_a_read_follows_through_a_restart(tmp_path: Path) -> None:
         finally:
             broker.process.kill()
             broker.process.wait()
+
+    run(scenario())
+
+
+def test_who_follows_all_partitions_reads_those_that_are_added(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "GROW_S", 0.2)
+
+    async def scenario() -> None:
+        async with AsyncClient(broker.url("")) as client:
+            await client.topics.create("t", partitions=1)
+            found: list[str] = []
+            alone: list[str] = []
+
+            async def follow(into: list[str], **where: Any) -> None:
+                async for record in client.read("t", follow=True, **where):
+                    into.append(record.text)  # noqa: PERF401  looked at while it grows
+
+            tasks = [
+                asyncio.ensure_future(follow(found, offset="latest")),
+                asyncio.ensure_future(follow(alone, partition=0)),
+            ]
+            await client.publish("t", "before", partition=0)
+            await until(lambda: alone == ["before"], "what the only partition has")
+            await client.topics.add_partitions("t", 3)
+            await client.publish("t", "in the third", partition=2)
+            await until(lambda: "in the third" in found, "what came in a partition that was added")
+            await client.topics.add_partitions("t", 4)
+            await client.publish("t", "in the fourth", partition=3)
+            await client.publish("t", "after", partition=0)
+            await until(lambda: {"in the fourth", "after"} <= set(found), "what came then")
+            await until(lambda: alone == ["before", "after"], "only what it asked for")
+            assert len(found) == len(set(found))
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    run(scenario())
+
+
+def test_an_open_stream_gets_the_records_of_partitions_that_are_added(
+    broker: BrokerProcess,
+) -> None:
+    async def scenario() -> None:
+        async with AsyncClient(broker.url("")) as client:
+            await client.topics.create("t", partitions=1)
+            async with client.stream("t") as stream:
+                await stream.open()
+                await client.topics.add_partitions("t", 2)
+                await client.publish("t", "new", partition=1)
+                async with asyncio.timeout(10):
+                    record = await anext(stream)
+                assert (record.partition, record.text) == (1, "new")
+                await stream.ack(record)
 
     run(scenario())
 

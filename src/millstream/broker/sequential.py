@@ -4,13 +4,15 @@ The broker gives a consumer its id and keeps its position durably: the first rec
 partition that it has not acked. `next` gives records in the order of their partition; `ack` says
 that a record and all before it in its partition are done. Whoever comes back with the id goes on
 at the first record that was not acked. A topic of one partition has one order for all records.
+
+Who reads all partitions reads those too that the topic gets later, from their start.
 """
 
 from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from millstream.broker.group_values import Commit
@@ -56,6 +58,7 @@ class SequentialConsumer:
     """One consumer at work. It is fenced when the same id is opened again."""
 
     __slots__ = (
+        "_is_whole",
         "_known_to",
         "_next",
         "_offsets",
@@ -82,6 +85,7 @@ class SequentialConsumer:
         offsets: GroupOffsets,
         reader: Reader,
         is_new: bool,
+        is_whole: bool,
         known_to: dict[int, int],
     ) -> None:
         self.id = id
@@ -96,6 +100,8 @@ class SequentialConsumer:
         self.skipped = 0
         self.uuid = topic.uuid.bytes
         self._next = positions
+        # All partitions are read, those too that the topic does not have yet.
+        self._is_whole = is_whole
         # Who comes back may have been given all that was there then, by an earlier connection or
         # before a restart, and may ack it though it was not given again.
         self._known_to = known_to
@@ -137,6 +143,10 @@ class SequentialConsumer:
         what was found counts as given, so it must come out."""
         found: list[Delivered] = []
         failure: MillstreamError | None = None
+        try:
+            yield from self._grow()
+        except MillstreamError as error:
+            failure = error
         numbers = self.partitions
         for place in range(len(numbers)):
             number = numbers[(self._turn + place) % len(numbers)]
@@ -172,13 +182,34 @@ class SequentialConsumer:
             raise failure
         return found
 
+    def _grow(self) -> Generator[Pending[Any], Any, None]:
+        """Partitions that were added: all of their records are new. Their positions are kept
+        before any of them is given, so that it can be acked."""
+        added = self._added(self._check())
+        if not added:
+            return
+        starts = {number: self._reader.offsets(self.topic, number)[0] for number in added}
+        pins = [Commit(self.topic, number, at, "") for number, at in starts.items()]
+        yield self._offsets.write(self.id, pins)
+        self._next |= starts
+
+    def _added(self, topic: Topic) -> list[int]:
+        if not self._is_whole or len(self._next) == topic.partitions:
+            return []
+        return [number for number in range(topic.partitions) if number not in self._next]
+
     def wait(self, seconds: float) -> Waiting:
-        """Until there is more to give, or the time is over."""
+        """Until there is more to give, or the topic has more partitions, or the time is over."""
         places = {PartitionId(self.topic, number): at for number, at in self._next.items()}
         waiting = self._reader.wait_any(places, seconds)
         self._waitings.add(waiting)
         waiting.pending.then(lambda _: self._waitings.discard(waiting))
         return waiting
+
+    def topic_grown(self, topic: Topic) -> None:
+        """Whoever waits reads again, and finds what was added."""
+        if topic.uuid.bytes == self.uuid and self._added(topic):
+            self._wake()
 
     def ack(self, partition: int, offset: int) -> Pending[int]:
         """The record and all before it are done; the new position, once that is durable."""
@@ -226,6 +257,9 @@ class SequentialConsumer:
     def close(self) -> None:
         """Whoever still waits hears of it."""
         self.is_fenced = True
+        self._wake()
+
+    def _wake(self) -> None:
         for waiting in list(self._waitings):
             waiting.wake()
 
@@ -276,6 +310,7 @@ class Sequential:
         self._consumers_max = consumers_max
         self._random_hex = random_hex
         self._open: OrderedDict[str, SequentialConsumer] = OrderedDict()
+        around.topics.watch_partitions(self._topic_grown)
         offsets.count_members_by("http", lambda consumer_id: int(self.is_used(consumer_id)))
 
     def __len__(self) -> int:
@@ -321,11 +356,11 @@ class Sequential:
         else:
             self._known(topic, consumer_id)
         known_to: dict[int, int] = {}
-        numbers = self._numbers(topic, consumer_id) if partition is None else (partition,)
+        alone = self._alone(topic, consumer_id) if partition is None else [partition]
         mark = "" if partition is None else ALONE
         positions: dict[int, int] = {}
         pins: list[Commit] = []
-        for number in numbers:
+        for number in alone or range(topic.partitions):
             at = self._offsets.position(consumer_id, name, number)
             if at is None:
                 at = self._begin(name, number, start)
@@ -340,6 +375,7 @@ class Sequential:
             offsets=self._offsets,
             reader=self._reader,
             is_new=is_new,
+            is_whole=not alone,
             known_to=known_to,
         )
         before = self._open.pop(consumer_id, None)
@@ -360,11 +396,14 @@ class Sequential:
             raise
         return consumer
 
-    def _numbers(self, topic: Topic, consumer_id: str) -> Sequence[int]:
-        """All partitions, those that were added too, unless the consumer asked for one alone."""
+    def _alone(self, topic: Topic, consumer_id: str) -> list[int]:
+        """The partition that the consumer asked for alone; none when it reads all."""
         entries = self._offsets.table.of_topic(consumer_id, topic.uuid.bytes)
-        alone = [one.partition for one in entries if one.metadata == ALONE]
-        return alone or range(topic.partitions)
+        return [one.partition for one in entries if one.metadata == ALONE]
+
+    def _topic_grown(self, topic: Topic) -> None:
+        for consumer in [one for one in self._open.values() if one.topic == topic.name]:
+            consumer.topic_grown(topic)
 
     def _begin(self, topic: str, number: int, start: Start) -> int:
         first, end = self._reader.offsets(topic, number)

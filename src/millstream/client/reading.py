@@ -2,7 +2,7 @@
 
 Up to where the log ends when it starts, a read takes whole record batches, partition after
 partition, and asks for the next ones while the caller works on these. From there on, when it is to
-follow, it takes what comes in all partitions together.
+follow, it takes what comes in all partitions together, those included that the topic gets later.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from millstream.client.topics import PartitionOffsets, Topics, topic_path
+from millstream.client.topics import PartitionOffsets, TopicFacts, Topics, topic_path
 from millstream.client.transport import Transport
 from millstream.client.values import ReadMessage, Received, received
 from millstream.errors import OffsetOutOfRange, ParameterInvalid
@@ -27,6 +27,8 @@ Start: TypeAlias = Literal["earliest", "latest"] | int
 # What one request asks for: enough to make its cost small beside that of the records.
 FETCH_BYTES = 2**20
 FOLLOW_S = 20.0
+# How often who follows all partitions asks whether there are more of them.
+GROW_S = 3.0
 
 
 class ReadOptions(NamedTuple):
@@ -47,6 +49,7 @@ class _Page(msgspec.Struct):
 
 
 _page = msgspec.json.Decoder(_Page)
+_facts = msgspec.json.Decoder(TopicFacts)
 
 
 async def read(transport: Transport, options: ReadOptions) -> AsyncIterator[Received]:
@@ -66,7 +69,9 @@ async def read_chunks(transport: Transport, options: ReadOptions) -> AsyncIterat
             yield chunk
         positions[known.partition] = max(position, known.end)
     if options.follow:
-        async for chunk in _follow(transport, retry, options.topic, positions):
+        is_whole = options.partition is None
+        following = _Following(transport, retry, options.topic, positions, is_whole=is_whole)
+        async for chunk in following.chunks():
             yield chunk
 
 
@@ -170,16 +175,48 @@ class _Fetch:
         return (batches[-1][1].next_offset if batches else offset), opened
 
 
-async def _follow(
-    transport: Transport, retry: RetryPolicy, topic: str, positions: dict[int, int]
-) -> AsyncIterator[list[Received]]:
-    place = ",".join(f"{partition}:{offset}" for partition, offset in positions.items())
-    while True:
-        query = urlencode({"positions": place, "timeout": FOLLOW_S}, safe=":,")
-        reply = await transport.ask(
-            "GET", topic_path(topic, "messages", query=query), hold_s=FOLLOW_S, retry=retry
-        )
-        page = _page.decode(reply.body)
-        place = page.next
-        if page.messages:
-            yield [message.received(topic) for message in page.messages]
+class _Following:
+    """What comes in several partitions, page by page."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        retry: RetryPolicy,
+        topic: str,
+        positions: dict[int, int],
+        *,
+        is_whole: bool,
+    ) -> None:
+        self._transport = transport
+        self._retry = retry
+        self._topic = topic
+        self._count = len(positions)
+        self._place = ",".join(f"{partition}:{at}" for partition, at in positions.items())
+        # A page says nothing of partitions that were not asked for, and of one alone there is
+        # nothing more to hear: its pages can be held for longer.
+        self._hold_s = GROW_S if is_whole else FOLLOW_S
+        self._is_whole = is_whole
+
+    async def chunks(self) -> AsyncIterator[list[Received]]:
+        loop = asyncio.get_running_loop()
+        # Reading up to here may have taken long.
+        look_at_s = loop.time()
+        while True:
+            if self._is_whole and loop.time() >= look_at_s:
+                await self._grow()
+                look_at_s = loop.time() + GROW_S
+            query = urlencode({"positions": self._place, "timeout": self._hold_s}, safe=":,")
+            path = topic_path(self._topic, "messages", query=query)
+            reply = await self._transport.ask("GET", path, hold_s=self._hold_s, retry=self._retry)
+            page = _page.decode(reply.body)
+            self._place = page.next
+            if page.messages:
+                yield [message.received(self._topic) for message in page.messages]
+
+    async def _grow(self) -> None:
+        """Partitions that were added: all of their records are new."""
+        reply = await self._transport.ask("GET", topic_path(self._topic), retry=self._retry)
+        facts = _facts.decode(reply.body)
+        for known in facts.details[self._count :]:
+            self._place += f",{known.partition}:{known.start}"
+        self._count = max(self._count, facts.partitions)
