@@ -83,7 +83,8 @@ class BatchCompressionInvalid(BatchInvalid):
 
 
 class BatchTooLarge(BatchInvalid):
-    """Larger than the limit, as it is or once decompressed; fields: limit_bytes."""
+    """Larger than the limit, as it is or once decompressed, or with more records than that;
+    fields: limit_bytes or limit_records."""
 
     code = "batch_too_large"
 

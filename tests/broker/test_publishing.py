@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING, Any, cast
+from uuid import UUID
 
 import pytest
 
@@ -420,6 +421,74 @@ def test_records_of_a_batch_that_holds_no_large_one_are_not_looked_at(
     for compression in ("none", "zstd"):
         batch = ready(*[b"x" * 100] * 900, compression=compression)
         house.done(house.broker.publisher.publish_batch("t", 0, batch))
+
+
+def bomb(records: int, lane: str | None = None) -> bytes:
+    """Few bytes, and many records."""
+    headers = () if lane is None else (("ms-lane", lane.encode()),)
+    return batches.encode([(0, None, b"x", headers)] * records, compression="zstd", lane=lane)
+
+
+def test_a_ready_made_batch_has_a_limit_of_records(house: House) -> None:
+    publisher = house.broker.publisher
+    most = ready_batches.BATCH_RECORDS_MAX
+    assert house.done(publisher.publish_batch("t", 0, bomb(most))) == 0
+    error = house.failed(publisher.publish_batches("t", [(1, ready(b"x")), (0, bomb(most + 1))]))
+    assert isinstance(error, BatchTooLarge)
+    assert error.fields == {"limit_records": most, "batch": 1}
+    assert house.broker.reader.offsets("t", 1) == (0, 0)
+
+
+def test_a_request_of_ready_made_batches_has_limits_of_records_and_of_inflated_bytes(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = house.broker.publisher
+    two = [(0, bomb(500)), (1, bomb(500))]
+    inflated = len(batches.encode([(0, None, b"x", ())] * 500))
+    monkeypatch.setattr(ready_batches, "REQUEST_RECORDS_MAX", 1000)
+    monkeypatch.setattr(ready_batches, "REQUEST_INFLATED_BYTES_MAX", 2 * inflated)
+    house.done(publisher.publish_batches("t", two))
+    for name, limit, field in (
+        ("REQUEST_RECORDS_MAX", 999, "limit_records"),
+        ("REQUEST_INFLATED_BYTES_MAX", 2 * inflated - 100, "limit_bytes"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(ready_batches, name, limit)
+            error = house.failed(publisher.publish_batches("t", two))
+        assert isinstance(error, BatchTooLarge)
+        assert error.fields == {field: limit, "batch": 1}
+    assert house.broker.reader.offsets("t", 0) == (0, 500)
+
+
+def test_others_have_a_turn_between_large_batches_and_each_is_checked_once(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[int] = []
+    check = ready_batches.check_batch
+
+    def counted(*arguments: Any) -> ready_batches.Checked:
+        checked.append(1)
+        return check(*arguments)
+
+    monkeypatch.setattr(ready_batches, "check_batch", counted)
+    data = bomb(ready_batches.BREATH_RECORDS, "high")
+    publishing = house.broker.publisher.publish_batches("t", [(0, data), (1, data), (2, data)])
+    assert len(checked) == 1
+    house.done(publishing)
+    assert len(checked) == 3
+    assert house.broker.topics.get("t").uses_lanes
+
+
+def test_batches_for_a_topic_that_is_made_again_while_they_are_checked_are_refused(
+    house: House,
+) -> None:
+    data = bomb(ready_batches.BREATH_RECORDS)
+    publishing = house.broker.publisher.publish_batches("t", [(0, data), (3, data)])
+    before = house.broker.topics.get("t")
+    house.broker.topics.by_name["t"] = before._replace(uuid=UUID(int=7))
+    assert isinstance(house.failed(publishing), TopicUnknown)
+    house.broker.topics.by_name["t"] = before
+    assert not any(stored(house).values())
 
 
 def test_headers_of_the_broker_do_not_count_for_the_largest_message(house: House) -> None:

@@ -40,7 +40,7 @@ from millstream.broker.schedule_values import (
 )
 from millstream.broker.views import Entry, encoded
 from millstream.engine.pending import Pending, follow
-from millstream.errors import BatchCountInvalid, MillstreamError
+from millstream.errors import BatchCountInvalid, MillstreamError, TopicUnknown
 from millstream.log import batch as batches
 from millstream.log.partition import PartitionId
 from millstream.wire.lanes import NORMAL, lane_headers, lane_name
@@ -361,25 +361,27 @@ class Publisher:
     ) -> Pending[list[int]]:
         """Ready-made batches for partitions: all of them, or none; their base offsets. With acks
         `none` it is done at once, offsets are -1."""
-        target = self._find(topic)
-        if isinstance(target, Pending):
-            return _after(target, lambda: self.publish_batches(topic, entries, acks=acks))
-        try:
-            check_acks(acks)
-            bytes_max = self._topics.batch_bytes_max(target.topic)
-            ready = check_batches(target.topic, entries, bytes_max)
-            if target.is_append_time:
-                now_ms = self._clock.wall_ms()
-                ready = [
-                    Entry(id, *batches.stamped(data, header, now_ms)) for id, data, header in ready
-                ]
-        except MillstreamError as error:
-            return Pending.failed(error)
-        if not target.topic.uses_lanes and uses_lanes(ready):
-            return _after(
-                self._topics.use_lanes(topic),
-                lambda: self.publish_batches(topic, entries, acks=acks),
-            )
+        return follow(self._publish_batches(topic, entries, acks))
+
+    def _publish_batches(
+        self, name: str, entries: Sequence[tuple[int, bytes]], acks: Acks
+    ) -> Generator[Pending[Any], Any, list[int]]:
+        check_acks(acks)
+        topic: Topic = yield self._topics.ensure(name)
+        bytes_max = self._topics.batch_bytes_max(topic)
+        ready = yield from check_batches(topic, entries, bytes_max, self._breath)
+        # Meanwhile it may have been made again, and then have other partitions and settings.
+        self._require_same(topic)
+        if not topic.uses_lanes and uses_lanes(ready):
+            yield self._topics.use_lanes(name)
+            self._require_same(topic)
+        target = self._find(name)
+        assert not isinstance(target, Pending)
+        if target.is_append_time:
+            now_ms = self._clock.wall_ms()
+            ready = [
+                Entry(id, *batches.stamped(data, header, now_ms)) for id, data, header in ready
+            ]
         self._submit(target, {one.id.number for one in ready})
         pending = self._append_ready(target, ready)
         traffic = target.traffic
@@ -394,8 +396,22 @@ class Publisher:
 
         pending.then(count)
         # What is refused at once is said all the same.
-        is_unheard = acks == "none" and pending.error is None
-        return Pending.of([-1] * len(ready)) if is_unheard else pending
+        if acks == "none" and pending.error is None:
+            return [-1] * len(ready)
+        offsets: list[int] = yield pending
+        return offsets
+
+    def _require_same(self, topic: Topic) -> None:
+        if self._topics.get(topic.name).uuid != topic.uuid:
+            raise TopicUnknown(
+                f"the topic {topic.name} was deleted and made again; publish to it again",
+                topic=topic.name,
+            )
+
+    def _breath(self) -> Pending[None]:
+        pending: Pending[None] = Pending()
+        self._turns.soon(lambda: pending.succeed(None))
+        return pending
 
     # ---- finding and gathering
 

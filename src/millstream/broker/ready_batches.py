@@ -1,13 +1,15 @@
 """Batches that come ready-made: checked from outside and from inside, and stored as they came.
 
 They are opened once, because what does not open would stop every reader that comes to it, and
-because a message in one of them may be too large for its topic.
+because a message in one of them may be too large for its topic. A few bytes may decompress to
+very many records. So there is a limit to those of one batch, which is checked in one turn of the
+loop, and to those of one request; and others have a turn between batches.
 """
 
 from __future__ import annotations
 
 from operator import add, sub
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millstream.broker.lanes import LANE_COUNT, NORMAL, lane_of
 from millstream.broker.outgoing import (
@@ -24,59 +26,148 @@ from millstream.log.batch import LANE_HEADER, LANES
 from millstream.log.partition import PartitionId
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from millstream.broker.topics import Topic
+    from millstream.engine.pending import Pending
+
+# Of one batch: a MiB of the smallest records there are. All are checked in one turn, which takes
+# some 50 ms.
+BATCH_RECORDS_MAX = 131_072
+# Of one batch, headers of all its records; they cost as much as records.
+BATCH_HEADERS_MAX = 500_000
+# Of one request, in all its batches: half a second of checks.
+REQUEST_RECORDS_MAX = 1_000_000
+# Of one request, decompressed: what one batch may have too.
+REQUEST_INFLATED_BYTES_MAX = batches.INFLATED_BYTES_MAX
+# After so much was checked, others have a turn: a few milliseconds, which requests of many
+# batches of ordinary size stay below.
+BREATH_RECORDS = 10_000
+BREATH_BYTES = 4 * 1024 * 1024
+
+
+class Checked(NamedTuple):
+    entry: Entry
+    # As it is once decompressed.
+    inflated_bytes: int
+
+
+class Breaths:
+    """When a long check lets others have a turn."""
+
+    __slots__ = ("_bytes", "_records")
+
+    def __init__(self) -> None:
+        self._bytes = self._records = 0
+
+    def is_due(self, records: int, inflated_bytes: int) -> bool:
+        """After so much more was checked."""
+        self._records += records
+        self._bytes += inflated_bytes
+        if self._records < BREATH_RECORDS and self._bytes < BREATH_BYTES:
+            return False
+        self._bytes = self._records = 0
+        return True
 
 
 def check_batches(
-    topic: Topic, entries: Sequence[tuple[int, bytes]], bytes_max: int
-) -> list[Entry]:
+    topic: Topic,
+    entries: Sequence[tuple[int, bytes]],
+    bytes_max: int,
+    breath: Callable[[], Pending[None]],
+) -> Generator[Pending[Any], Any, list[Entry]]:
     """All of them; the error of the first that is wrong has its index in the field `batch`."""
     if not entries:
         raise BatchCountInvalid("there is no batch to publish")
-    return [_check(topic, number, data, bytes_max, at) for at, (number, data) in enumerate(entries)]
-
-
-def _check(topic: Topic, number: int, data: bytes, bytes_max: int, at: int) -> Entry:
-    if not 0 <= number < topic.partitions:
-        error = partition_unknown(topic, number)
-        error.fields["batch"] = at
-        raise error
-    try:
-        header = _examine(topic, data, bytes_max)
-        if header.is_control:
-            raise BatchInvalid("a control batch is for the broker to write, not for a client")
-        if header.is_transactional:
-            raise BatchInvalid("there are no transactions; send the batch without one")
-        if topic.settings.compact:
-            _require_keys(topic, batches.keys(data))
-        if header.attributes & batches.LANE_MASK:
-            _check_lane(header, data)
-    except MillstreamError as error:
-        error.fields["batch"] = at
-        raise
-    return Entry(PartitionId(topic.name, number), data, header)
-
-
-def _examine(topic: Topic, data: bytes, bytes_max: int) -> batches.Header:
-    """Its records are looked at one by one only when one of them could be larger than the topic
-    allows, which most batches as a whole are not."""
-    limit = topic.settings.message_bytes_max
-    if len(data) <= batches.HEADER_BYTES + limit:
+    ready: list[Entry] = []
+    breaths = Breaths()
+    records = inflated_bytes = 0
+    for at, (number, data) in enumerate(entries):
         try:
-            return batches.examine(data, bytes_max=bytes_max, inflated_bytes_max=limit)
-        except BatchTooLarge:
-            # Decompressed it is larger than one message may be; as a whole it may still be.
-            pass
-    header = batches.examine(data, bytes_max=bytes_max)
-    _require_sizes(topic, batches.decode_columns(data, check_crc=False))
-    return header
+            one = check_batch(
+                topic, number, data, bytes_max, REQUEST_INFLATED_BYTES_MAX - inflated_bytes
+            )
+            records += one.entry.header.count
+            inflated_bytes += one.inflated_bytes
+            if records > REQUEST_RECORDS_MAX:
+                raise _too_many(
+                    "the batches of one request have", REQUEST_RECORDS_MAX, "send fewer at once"
+                )
+        except MillstreamError as error:
+            error.fields["batch"] = at
+            raise
+        ready.append(one.entry)
+        if at + 1 < len(entries) and breaths.is_due(one.entry.header.count, one.inflated_bytes):
+            yield breath()
+    return ready
+
+
+def check_batch(
+    topic: Topic,
+    number: int,
+    data: bytes,
+    bytes_max: int,
+    inflated_bytes_max: int = batches.INFLATED_BYTES_MAX,
+) -> Checked:
+    """One batch, for a partition of the topic."""
+    if not 0 <= number < topic.partitions:
+        raise partition_unknown(topic, number)
+    header = batches.verify(data, bytes_max=bytes_max)
+    require_count(header)
+    opened = _opened(data, header, inflated_bytes_max)
+    batches.examine(opened, bytes_max=len(opened))
+    if header.is_control:
+        raise BatchInvalid("a control batch is for the broker to write, not for a client")
+    if header.is_transactional:
+        raise BatchInvalid("there are no transactions; send the batch without one")
+    _require_records(topic, header, opened)
+    return Checked(Entry(PartitionId(topic.name, number), data, header), len(opened))
+
+
+def require_count(header: batches.Header) -> None:
+    """The batch has no more records than one may have."""
+    if header.count > BATCH_RECORDS_MAX:
+        raise _too_many("the batch has", BATCH_RECORDS_MAX, "make several of it")
+
+
+def _opened(data: bytes, header: batches.Header, inflated_bytes_max: int) -> bytes:
+    """The batch as it is without compression, so that it is decompressed once."""
+    if len(data) > inflated_bytes_max:
+        raise _too_large()
+    try:
+        return batches.opened(data, header, inflated_bytes_max)
+    except BatchTooLarge:
+        if inflated_bytes_max == batches.INFLATED_BYTES_MAX:
+            raise
+        raise _too_large() from None
+
+
+def _require_records(topic: Topic, header: batches.Header, opened: bytes) -> None:
+    """Its records are looked at one by one only when one of them could be larger than the topic
+    allows, which most batches as a whole are not, or when they need something.
+
+    Of columns, because an object for each would take ten times as long.
+    """
+    has_large = len(opened) > batches.HEADER_BYTES + topic.settings.message_bytes_max
+    has_lane = bool(header.attributes & batches.LANE_MASK)
+    if not (has_large or has_lane or topic.settings.compact):
+        return
+    columns = batches.decode_columns(opened, check_crc=False)
+    if columns.header_count > BATCH_HEADERS_MAX:
+        raise BatchTooLarge(
+            f"the records of the batch have more than {BATCH_HEADERS_MAX} headers; make several "
+            "of it",
+            limit_headers=BATCH_HEADERS_MAX,
+        )
+    if has_large:
+        _require_sizes(topic, columns)
+    if topic.settings.compact and columns.key.nulls:
+        raise key_required(topic, _first_null(columns.key.validity))
+    if has_lane:
+        _require_lane(header, columns)
 
 
 def _require_sizes(topic: Topic, columns: batches.Columns) -> None:
-    """Of columns, because a batch may decompress to millions of records, and so many objects
-    would take gigabytes."""
     first, names, values = columns.header_offsets, columns.header_key, columns.header_value
     sizes = map(add, _lengths(columns.key.offsets), _lengths(columns.value.offsets))
     if columns.header_count:
@@ -111,22 +202,46 @@ def uses_lanes(ready: Sequence[Entry]) -> bool:
     return any(lane_of(one.header.attributes) != NORMAL for one in ready)
 
 
-def _check_lane(header: batches.Header, data: bytes) -> None:
+def _require_lane(header: batches.Header, columns: batches.Columns) -> None:
     """A batch is served by what its header says, its records show what they say themselves."""
     if header.lane is None:
         number = (header.attributes & batches.LANE_MASK) >> batches.LANE_SHIFT
         raise BatchInvalid(f"attribute bits 8 to 10 are {number}; lanes are 1 to {LANE_COUNT}")
-    for at, record in enumerate(batches.decode(data)):
-        lane = record.lane
-        if lane != header.lane and (lane is not None or header.lane != LANES[NORMAL]):
+    wanted, has_nulls = LANES.index(header.lane), columns.lane_nulls > 0
+    said = bytes(columns.lane)
+    if not has_nulls and said.count(wanted) == columns.rows:
+        return
+    for at, lane in enumerate(said):
+        is_null = has_nulls and _is_null(columns.lane_validity, at)
+        if wanted != NORMAL if is_null else lane != wanted:
             raise BatchInvalid(
-                f"the batch is of lane {header.lane}, and record {at} in it says {lane}; each "
-                f"record needs the header {LANE_HEADER} with the lane of its batch",
+                f"the batch is of lane {header.lane}, and record {at} in it says "
+                f"{None if is_null else LANES[lane]}; each record needs the header {LANE_HEADER} "
+                "with the lane of its batch",
                 record=at,
             )
 
 
-def _require_keys(topic: Topic, keys: list[tuple[int, bytes | None, bool]]) -> None:
-    for at, (_, key, _) in enumerate(keys):
-        if key is None:
-            raise key_required(topic, at)
+def _first_null(validity: batches.Data | None) -> int:
+    """There is one."""
+    at = 0
+    while not _is_null(validity, at):
+        at += 1
+    return at
+
+
+def _is_null(validity: batches.Data | None, at: int) -> bool:
+    assert validity is not None
+    return not memoryview(validity).cast("B")[at >> 3] >> (at & 7) & 1
+
+
+def _too_large() -> BatchTooLarge:
+    most = REQUEST_INFLATED_BYTES_MAX
+    return BatchTooLarge(
+        f"decompressed, the batches of one request have more than {most} bytes; send fewer at once",
+        limit_bytes=most,
+    )
+
+
+def _too_many(what: str, limit: int, remedy: str) -> BatchTooLarge:
+    return BatchTooLarge(f"{what} more than {limit} records; {remedy}", limit_records=limit)

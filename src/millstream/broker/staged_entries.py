@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.broker.lanes import NORMAL, lane_of
 from millstream.broker.outgoing import Outgoing, check_record
-from millstream.broker.ready_batches import check_batches
+from millstream.broker.ready_batches import Breaths, check_batch, require_count
 from millstream.broker.schedule_values import (
     BATCH_RECORDS_MAX,
     check_schedule,
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from millstream.engine.pending import Pending
     from millstream.wire.staged import StagedEntry
 
-# After so many bytes were checked, others have a turn: about a millisecond.
-BREATH_BYTES = 1024 * 1024
-
 
 class Ready:
     """What one request stages."""
@@ -55,6 +52,7 @@ class Ready:
         "batches",
         "bytes",
         "counts",
+        "inflated_bytes",
         "records",
         "scheduled",
         "topics",
@@ -71,6 +69,8 @@ class Ready:
         self.records = 0
         self.scheduled = 0
         self.bytes = 0
+        # What was checked, as it is once decompressed.
+        self.inflated_bytes = 0
         self.topics: dict[bytes, str] = {}
 
     def add(self, key: EntryKey, data: bytes, records: int, now_ms: int) -> None:
@@ -99,9 +99,10 @@ def make_ready(
     that had to be made, stay."""
     topics = yield from _topics(around, entries)
     ready = Ready(step_bytes)
-    checked = 0
+    breaths = Breaths()
     for at, entry in enumerate(entries):
         topic = topics[entry.topic]
+        records, inflated_bytes = ready.records, ready.inflated_bytes
         try:
             add = _add_schedules if entry.deliver_at_ms else _add_batch
             if add(ready, topic, entry, around) and not topic.uses_lanes:
@@ -110,9 +111,7 @@ def make_ready(
             error.fields["entry"] = at
             raise
         ready.bytes += len(entry.batch)
-        checked += len(entry.batch)
-        if checked >= BREATH_BYTES:
-            checked = 0
+        if breaths.is_due(ready.records - records, ready.inflated_bytes - inflated_bytes):
             yield around.breath()
     ready.close()
     return ready
@@ -135,11 +134,8 @@ def _topics(
 def _add_batch(ready: Ready, topic: Topic, entry: StagedEntry, around: Surroundings) -> bool:
     """Whether it is of another lane than normal."""
     bytes_max = min(around.topics.batch_bytes_max(topic), ENTRY_BYTES_MAX)
-    try:
-        [one] = check_batches(topic, [(entry.partition, entry.batch)], bytes_max)
-    except MillstreamError as error:
-        error.fields.pop("batch", None)
-        raise
+    one, inflated_bytes = check_batch(topic, entry.partition, entry.batch, bytes_max)
+    ready.inflated_bytes += inflated_bytes
     if one.header.producer_id >= 0:
         raise BatchInvalid(
             "a staged batch has no producer id: the writer and its batch say what counts once"
@@ -160,6 +156,7 @@ def _add_schedules(ready: Ready, topic: Topic, entry: StagedEntry, around: Surro
     if due_ms < 0:
         raise DelayInvalid(f"{due_ms} is not a time in milliseconds since 1970")
     bytes_max = min(around.topics.batch_bytes_max(topic), ENTRY_BYTES_MAX)
+    require_count(batches.verify(entry.batch, bytes_max=bytes_max))
     header = batches.examine(entry.batch, bytes_max=bytes_max)
     if header.is_control or header.is_transactional:
         raise BatchInvalid("a batch of records for later is neither control nor transactional")
@@ -175,6 +172,7 @@ def _add_schedules(ready: Ready, topic: Topic, entry: StagedEntry, around: Surro
             fields, size = [], 0
         fields.append(schedule_fields(topic, outgoing, due_ms))
         size += more
+        ready.inflated_bytes += more
         has_lanes = has_lanes or outgoing.lane != NORMAL
     if fields:
         _add_batch_of_schedules(ready, topic, due_ms, fields, now_ms)

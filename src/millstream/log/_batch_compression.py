@@ -17,7 +17,14 @@ from typing import Any
 import cramjam
 
 from millstream.errors import BatchCompressionInvalid
-from millstream.log._batch_layout import Data, too_large
+from millstream.log._batch_layout import (
+    COMPRESSION_MASK,
+    HEADER_BYTES,
+    Data,
+    Header,
+    sealed,
+    too_large,
+)
 
 GZIP, SNAPPY, LZ4, ZSTD = range(1, 5)
 
@@ -58,6 +65,15 @@ def compress(code: int, body: Data) -> bytes:
     if code == ZSTD:
         return bytes(cramjam.zstd.compress(body, level=_ZSTD_LEVEL))
     raise BatchCompressionInvalid(f"there is no compression with the code {code}")
+
+
+def opened(data: bytes, header: Header, inflated_bytes_max: int) -> bytes:
+    """The batch without compression, for who looks at its records more than once."""
+    code = header.attributes & COMPRESSION_MASK
+    if not code:
+        return data
+    body = decompress(code, memoryview(data)[HEADER_BYTES:], inflated_bytes_max)
+    return sealed(header._replace(attributes=header.attributes - code), body)
 
 
 def decompress(code: int, body: Data, bytes_max: int) -> Data:

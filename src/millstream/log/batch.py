@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Literal
 
+from millstream.log._batch_compression import opened
 from millstream.log._batch_layout import (
     APPEND_TIME_MASK,
     COMPRESSION_MASK,
@@ -122,6 +123,7 @@ __all__ = [
     "keys",
     "murmur2",
     "murmur3",
+    "opened",
     "placed",
     "read_header",
     "retain",
