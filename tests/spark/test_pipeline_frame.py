@@ -6,7 +6,8 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from pyspark.errors import PySparkException
@@ -21,7 +22,7 @@ from millstream.errors import (
     SettingInvalid,
 )
 from millstream.spark.pipelines import Context, Option, Pipeline, running
-from millstream.spark.pipelines.context import left_between, plain_reason
+from millstream.spark.pipelines.context import Watched, left_between, plain_reason
 from millstream.spark.pipelines.options import Options
 from millstream.spark.pipelines.progress import LINE_S, LineProgress
 from millstream.spark.pipelines.registry import BUILT_IN, find
@@ -31,6 +32,7 @@ from millstream.spark.pipelines.targets import Target, as_records, show_rows, ta
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 OWN = '''
 from millstream.spark.pipelines import pipeline
@@ -89,6 +91,27 @@ def test_workers_that_a_run_ends_print_no_stacks(
         run = RunSettings(folder=tmp_path, spark_settings=settings)
         run_pipeline(doing(lambda _: None), {}, run)
     assert given == [{"spark.python.unix.domain.socket.enabled": "false"}, own]
+
+
+def test_a_batch_after_an_idle_time_is_counted() -> None:
+    def told(batch: int, second: int, rows: int) -> dict[str, object]:
+        end = {"t": {"0": second}}
+        source = {"numInputRows": rows, "endOffset": end, "latestOffset": end}
+        return {
+            "batchId": batch,
+            "timestamp": f"2026-11-19T10:00:{second:02}Z",
+            "sources": [source],
+        }
+
+    progress = [told(0, 1, 5)]
+    watched = Watched(cast("StreamingQuery", SimpleNamespace(recentProgress=progress)), True)
+    assert watched.take() == 5
+    # Spark tells that nothing came, under the number of the batch that comes next.
+    progress.append(told(1, 11, 0))
+    assert watched.take() == 0
+    progress.append(told(1, 13, 7))
+    assert (watched.take(), watched.take()) == (7, 0)
+    assert (watched.batch, watched.batches) == (1, 2)
 
 
 # ---- finding

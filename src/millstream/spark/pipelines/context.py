@@ -57,7 +57,7 @@ class Context:
     every: str | None = None
     # A signal that ends the run in order.
     is_stopping: Callable[[], bool] = lambda: False
-    _watched: dict[str, _Watched] = field(default_factory=dict)
+    _watched: dict[str, Watched] = field(default_factory=dict)
 
     # ---- reading
 
@@ -109,7 +109,7 @@ class Context:
         elif self.every is not None:
             writer = writer.trigger(processingTime=self.every)
         query = writer.start()
-        self._watched[part] = _Watched(query, is_counted)
+        self._watched[part] = Watched(query, is_counted)
         self.status.state = "running"
         self._look()
         return query
@@ -178,7 +178,7 @@ class Context:
         self.progress.show(self.status.records, self.status.behind)
         self.save(self.status)
 
-    def _describe(self, part: str, watched: _Watched) -> None:
+    def _describe(self, part: str, watched: Watched) -> None:
         known = next((one for one in self.status.queries if one.part == part), None)
         if known is None:
             known = QueryState(part)
@@ -213,11 +213,13 @@ def broker_client(server: str, ca: str | None) -> Client:
 
 
 @dataclass(slots=True)
-class _Watched:
+class Watched:
     """A query, and what of its progress was counted."""
 
     query: StreamingQuery
     is_counted: bool
+    # When the trigger began that was told of last.
+    seen: str = ""
     batch: int = -1
     batches: int = 0
     behind: int | None = None
@@ -227,10 +229,11 @@ class _Watched:
         """Records of micro-batches that ended since the last time."""
         rows = 0
         for progress in self.query.recentProgress:
-            batch = int(progress["batchId"])
-            if batch <= self.batch:
+            # Not by the number alone: that nothing comes is told under that of the next batch.
+            if progress["timestamp"] <= self.seen:
                 continue
-            self.batch = batch
+            self.seen = str(progress["timestamp"])
+            self.batch = int(progress["batchId"])
             sources = progress["sources"]
             # Over Connect the sum of them may be missing.
             taken = sum(int(source["numInputRows"] or 0) for source in sources)
@@ -243,7 +246,7 @@ class _Watched:
         return rows
 
 
-def _behind(watched: Iterable[_Watched]) -> int | None:
+def _behind(watched: Iterable[Watched]) -> int | None:
     """How many records are left for all of them: what several read is left for the slowest."""
     known = [one for one in watched if one.behind is not None]
     if not known:
