@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,7 @@ import pytest
 from broker_process import BrokerProcess
 from client.scripted import Answer, LossyProxy, Request, ScriptedServer, answer, run, until
 from millstream.client import AsyncClient, Delivery, Place, Received
+from millstream.client import producer as producer_module
 from millstream.errors import (
     BodyInvalid,
     BrokerUnreachable,
@@ -184,6 +186,70 @@ def test_what_the_broker_refuses_is_the_report(tmp_path: Path) -> None:
 
     with BrokerProcess(str(tmp_path), "--topic-auto-create", "off") as broker:
         run(scenario(broker.wait_until_ready().url("")))
+
+
+def test_a_topic_that_has_fewer_partitions_now_gets_all_that_named_none(
+    broker: BrokerProcess,
+) -> None:
+    async def scenario() -> None:
+        async with AsyncClient(broker.url("")) as client:
+            await client.topics.create("t", partitions=8)
+            async with client.producer(batch_records=7) as producer:
+                before = [await producer.send("t", b"x", key=f"{n}") for n in range(64)]
+                assert {(await one).partition for one in before} == set(range(8))
+                await client.topics.delete("t")
+                await client.topics.create("t", partitions=2)
+                named = await producer.send("t", b"named", partition=6)
+                sent = [
+                    (await producer.send("t", b"%d" % n, key=f"{n % 16}", lane=1), n)
+                    for n in range(256)
+                ]
+                sent += [(await producer.send("t", b"%d" % n), n) for n in range(256, 300)]
+                mixed = [
+                    await producer.send("t", b"mixed", key="a", partition=5 if n % 2 else None)
+                    for n in range(6)
+                ]
+                places = [((await one)[:2], n) for one, n in sent]
+                for failing in (named, *mixed[1::2]):
+                    assert isinstance(await _error(failing), PartitionUnknown)
+                assert len({await one for one in mixed[::2]}) == 3
+                statistics = producer.statistics()
+            found = await stored(client, "t")
+            assert all(found[place].value == b"%d" % n for place, n in places)
+            assert len(found) == len(places) + 3
+            assert (statistics.waiting, statistics.waiting_bytes) == (0, 0)
+            assert (statistics.delivered, statistics.failed) == (64 + 303, 4)
+            for key in range(16):
+                mine = [n for _, n in sent if n < 256 and n % 16 == key]
+                order = sorted(mine, key=lambda n: places[n][0][1])
+                assert order == mine, "records of one key are in their order"
+
+    run(scenario())
+
+
+async def _error(delivery: Delivery) -> MillstreamError | None:
+    with suppress(MillstreamError):
+        await delivery
+    return delivery.exception()
+
+
+def test_partitions_that_are_added_are_used_soon(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer_module, "FRESH_S", 0.05)
+
+    async def scenario() -> None:
+        async with AsyncClient(broker.url("")) as client, client.producer() as producer:
+            await client.topics.create("t", partitions=1)
+            assert (await (await producer.send("t", b"x", key="a"))).partition == 0
+            await client.topics.add_partitions("t", 50)
+            chosen = (await client.publish("t", b"x", key="a")).partition
+            assert chosen != 0
+            async with asyncio.timeout(20):
+                while (await (await producer.send("t", b"x", key="a"))).partition != chosen:
+                    pass
+
+    run(scenario())
 
 
 def test_a_record_that_is_too_large_fails_alone(broker: BrokerProcess) -> None:
@@ -479,6 +545,32 @@ def test_what_has_no_report_is_bounded_and_send_waits() -> None:
                 await producer.send("t", b"late")
 
     run(scenario())
+
+
+def test_a_full_buffer_does_not_wait_until_batches_are_old() -> None:
+    async def scenario() -> None:
+        script = Scripted([PLACED] * 100)
+        async with ScriptedServer(script) as server, AsyncClient(server.url) as client:
+            async with client.producer(buffer_bytes=5_000, linger_ms=100_000) as producer:
+                async with asyncio.timeout(20):
+                    for _ in range(30):
+                        await producer.send("t", b"x" * 900)
+                    await asyncio.gather(*(producer.send("t", b"x" * 900) for _ in range(30)))
+                    await producer.flush()
+            assert producer.statistics().delivered == 60
+
+    run(scenario())
+
+
+def test_what_was_stored_nobody_knows_where_is_not_said_to_be_not_stored() -> None:
+    duplicate = answer(409, b'{"error":"sequence_duplicate","message":"written before"}')
+    script = Scripted([duplicate, PLACED])
+    first, second = run(deliver(script, b"x", b"y"))
+    assert isinstance(first, OutcomeUnknown)
+    assert isinstance(second, Place)
+    (doubtful, _), (renewed, sequence) = script.numbers()
+    assert doubtful != renewed
+    assert sequence == 0
 
 
 def test_a_record_larger_than_the_buffer_goes_alone() -> None:

@@ -7,12 +7,15 @@ its number in it. That makes a report cost next to nothing until then.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from millstream.client.values import Place
 from millstream.errors import MillstreamError
 from millstream.wire.batches import Fields
+
+# What a record costs beside its bytes while it waits: its future, its fields, its header.
+RECORD_OVERHEAD_BYTES = 100
 
 
 class Delivery:
@@ -53,11 +56,14 @@ class Batch:
     """Records that go together."""
 
     __slots__ = (
+        "_moved",
         "_parts",
+        "_targets",
         "done",
         "error",
         "is_doubtful",
         "key",
+        "named",
         "offset",
         "partition",
         "partitions",
@@ -84,16 +90,23 @@ class Batch:
         self.key = ""
         self.partitions: list[int | None] = []
         self.places: list[Place] | None = None
+        # When it goes to a partition: which of its records named that one.
+        self.named: list[int] = []
         # Where its first record is, or why it is nowhere.
         self.partition = -1
         self.offset = -1
         self.error: MillstreamError | None = None
         self._parts: tuple[Batch, Batch] | None = None
+        # When its records were placed anew: where each went, and the batches that they are in.
+        self._moved: list[Delivery] | None = None
+        self._targets: list[Batch] = []
 
     @property
     def is_done(self) -> bool:
         if self._parts is not None:
             return self._parts[0].is_done and self._parts[1].is_done
+        if self._moved is not None:
+            return all(batch.is_done for batch in self._targets)
         return self.done.done()
 
     def report(self, index: int) -> Place:
@@ -101,6 +114,8 @@ class Batch:
             first, second = self._parts
             count = len(first.records)
             return first.report(index) if index < count else second.report(index - count)
+        if self._moved is not None:
+            return self._moved[index].result()
         if self.error is not None:
             raise self.error
         if self.places is not None:
@@ -113,6 +128,8 @@ class Batch:
             first, second = self._parts
             count = len(first.records)
             return first.error_of(index) if index < count else second.error_of(index - count)
+        if self._moved is not None:
+            return self._moved[index].exception()
         return self.error
 
     def split(self, loop: asyncio.AbstractEventLoop) -> tuple[Batch, Batch]:
@@ -122,6 +139,8 @@ class Batch:
         first.records, second.records = self.records[:middle], self.records[middle:]
         first.partitions = self.partitions[:middle]
         second.partitions = self.partitions[middle:]
+        first.named = [index for index in self.named if index < middle]
+        second.named = [index - middle for index in self.named if index >= middle]
         first.size = self.size // 2
         second.size = self.size - first.size
         self._parts = (first, second)
@@ -133,3 +152,26 @@ class Batch:
 
         second.done.add_done_callback(finish)
         return first, second
+
+    def move(self, place: Callable[[Fields, bool], Delivery]) -> None:
+        """Each record goes into another batch, where `place` puts it, told whether it named its
+        partition. This one is done when those are."""
+        named = frozenset(self.named)
+        moved = [place(record, index in named) for index, record in enumerate(self.records)]
+        # In the order of records, and each once.
+        self._targets = list(dict.fromkeys(delivery._batch for delivery in moved))
+        self._moved = moved
+
+        def finish(_: asyncio.Future[None]) -> None:
+            if self.is_done and not self.done.done():
+                self.done.set_result(None)
+
+        for batch in self._targets:
+            batch.done.add_done_callback(finish)
+
+
+def size_of(record: Fields) -> int:
+    """What a record takes in a batch, and in a producer's buffer."""
+    _, key, value, headers = record
+    size = RECORD_OVERHEAD_BYTES + len(key or b"") + len(value or b"")
+    return size + sum(len(name) + len(text or b"") for name, text in headers)

@@ -8,8 +8,8 @@ import threading
 from contextlib import suppress
 from typing import NamedTuple, Self, TypeAlias
 
-from millstream.client.batches import Delivery
-from millstream.client.producer import RECORD_OVERHEAD_BYTES, Producer, ProducerStatistics
+from millstream.client.batches import RECORD_OVERHEAD_BYTES, Delivery
+from millstream.client.producer import Producer, ProducerStatistics
 from millstream.client.threads import LoopThread
 from millstream.client.values import Encoded, HeaderMap, Key, Place, Value, encode_value
 from millstream.errors import ClientClosed

@@ -7,6 +7,9 @@ broker, and the lane goes on under a new id.
 
 A topic that does not exist yet has one lane without a partition. Its batches go as JSON, which lets
 a broker that makes topics on first use make it; an idempotency key takes the number's place.
+
+A topic that was made again with fewer partitions refuses what was meant for the others. How many
+there are is asked anew then, and records that named no partition are placed anew, in their order.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from millstream.client.batches import Batch
+from millstream.client.batches import Batch, Delivery, size_of
 from millstream.client.http import Reply
 from millstream.client.topics import Acks, TopicFacts, Topics, topic_path
 from millstream.client.transport import JSON, RAW, Transport
@@ -36,6 +39,7 @@ from millstream.errors import (
     MillstreamError,
     OutcomeUnknown,
     PartitionUnknown,
+    SequenceDuplicate,
     SequenceOutOfOrder,
     TopicUnknown,
 )
@@ -60,6 +64,7 @@ def now_ms() -> int:
 
 class LaneOptions(NamedTuple):
     transport: Transport
+    records_max: int
     bytes_max: int
     linger_s: float
     retry: RetryPolicy
@@ -73,9 +78,8 @@ class Lane:
     Records of each level, which is what the broker calls a lane, go in batches of their own."""
 
     __slots__ = (
+        "_home",
         "_loop",
-        "_on_idle",
-        "_on_refused",
         "_options",
         "_path",
         "_task",
@@ -93,8 +97,7 @@ class Lane:
         topic: str,
         partition: int | None,
         options: LaneOptions,
-        on_idle: Callable[[Lane], None],
-        on_refused: Callable[[MillstreamError], None],
+        home: TopicLanes,
         *,
         level: int = NORMAL,
     ) -> None:
@@ -104,8 +107,7 @@ class Lane:
         self.open: Batch | None = None
         self.line: deque[Batch] = deque()
         self._options = options
-        self._on_idle = on_idle
-        self._on_refused = on_refused
+        self._home = home
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self._path = self._make_path()
@@ -156,7 +158,7 @@ class Lane:
                 await self._deliver(self.line[0])
         finally:
             self._task = None
-        self._on_idle(self)
+        self._home.idle(self)
 
     # ---- delivering
 
@@ -185,6 +187,8 @@ class Lane:
                 if error_or_none is None:
                     return
                 error = error_or_none
+                if isinstance(error, PartitionUnknown) and await self._is_gone(batch, error):
+                    return
                 wait_s = retry_after_s(reply.headers.get(b"retry-after"))
             pause_s = pauses.next_s(wait_s)
             is_last = batch.is_doubtful and self._is_unnumbered
@@ -243,11 +247,52 @@ class Lane:
                 self._split(batch)
                 return None
             error = self._record_too_large(batch.records[0], error)
-        if error.retriable and not isinstance(error, BrokerUnreachable):
+        if isinstance(error, SequenceDuplicate):
+            # It was stored, and the broker does not know any more where.
+            batch.is_doubtful = True
+            error = self._given_up(batch, error)
+        may_go_elsewhere = isinstance(error, PartitionUnknown) and self.partition is not None
+        if may_go_elsewhere or (error.retriable and not isinstance(error, BrokerUnreachable)):
             return error
-        self._on_refused(error)
+        self._home.refused(error)
         self._leave(batch, error)
         return None
+
+    async def _is_gone(self, batch: Batch, error: PartitionUnknown) -> bool:
+        """Whether the topic has this partition no more; then nothing is left in line."""
+        is_gone = await self._home.has_lost(self.partition or 0)
+        if is_gone is None:
+            # Nothing is known of where else it could go.
+            self._home.refused(error)
+            self._leave(batch, error)
+            return True
+        if not is_gone:
+            return False
+        self.close_batch()
+        line = list(self.line)
+        self.line.clear()
+        self._renew()
+        for one in line:
+            self._place_anew(one, error)
+        return True
+
+    def _place_anew(self, batch: Batch, error: PartitionUnknown) -> None:
+        """What named the partition fails; all else goes where it belongs now."""
+        if len(batch.named) == len(batch.records):
+            self._settle(batch, error)
+            return
+        failing = Batch(self._loop, batch.timestamp_ms)
+
+        def place(record: Fields, is_named: bool) -> Delivery:
+            if not is_named:
+                return self._home.place(record, self.level)
+            failing.records.append(record)
+            failing.size += size_of(record)
+            return Delivery(failing, len(failing.records) - 1)
+
+        batch.move(place)
+        if failing.records:
+            self._settle(failing, error)
 
     def _split(self, batch: Batch) -> None:
         """Nothing of it was stored: its halves go by themselves, so that one record that is too
@@ -298,7 +343,9 @@ class Lane:
     def _settle(self, batch: Batch, error: MillstreamError | None) -> None:
         batch.error = error
         if error is not None:
-            log.warning("%d records for %s: %s", len(batch.records), self.topic, error)
+            count = len(batch.records)
+            what = "a record" if count == 1 else f"{count} records"
+            log.warning("%s for %s: %s", what, self.topic, error)
         if not batch.done.done():
             batch.done.set_result(None)
         self._options.settled(batch, error is None)
@@ -365,9 +412,9 @@ class TopicLanes:
         if named in _PARTITIONERS:
             self._partitioner = named
         if self._unplaced is None and not self.count:
-            self._unplaced = Lane(self.topic, None, self._options, self._idle, self._refused)
+            self._unplaced = Lane(self.topic, None, self._options, self)
         elif self._unplaced is not None:
-            self._idle(self._unplaced)
+            self.idle(self._unplaced)
 
     def lane_for(self, key: bytes | None, partition: int | None, level: int = NORMAL) -> Lane:
         if self._unplaced is not None:
@@ -384,11 +431,45 @@ class TopicLanes:
             sticky = self._sticky[level] = self._lane(self._next % self.count, level)
         return sticky
 
+    def place(self, record: Fields, level: int) -> Delivery:
+        """Put a record that names no partition where it belongs now."""
+        key = record[1]
+        line = self.lane_for(None if key is None else bytes(key), None, level)
+        size = size_of(record)
+        batch = line.room_for(size)
+        batch.records.append(record)
+        batch.size += size
+        if line.partition is None:
+            batch.partitions.append(None)
+        delivery = Delivery(batch, len(batch.records) - 1)
+        if len(batch.records) >= self._options.records_max:
+            line.close_batch()
+        return delivery
+
+    async def has_lost(self, partition: int) -> bool | None:
+        """Whether the topic has so few partitions that this one is gone, and others are there;
+        None when nobody knows."""
+        if partition < self.count:
+            try:
+                await self.look(Topics(self._options.transport))
+            except MillstreamError:
+                return None
+        return partition >= self.count if self.count else None
+
+    @property
+    def is_busy(self) -> bool:
+        """Something is on its way to the broker."""
+        return any(lane.line for lane in self._all())
+
+    def close_batches(self) -> None:
+        for lane in self._all():
+            lane.close_batch()
+
     def flush(self) -> list[Batch]:
         """Send what is open; answers all batches that are not done."""
         batches: list[Batch] = []
+        self.close_batches()
         for lane in self._all():
-            lane.close_batch()
             batches += lane.line
         return batches
 
@@ -402,13 +483,11 @@ class TopicLanes:
     def _lane(self, partition: int, level: int) -> Lane:
         lane = self._lanes.get((partition, level))
         if lane is None:
-            lane = Lane(
-                self.topic, partition, self._options, self._idle, self._refused, level=level
-            )
+            lane = Lane(self.topic, partition, self._options, self, level=level)
             self._lanes[partition, level] = lane
         return lane
 
-    def _idle(self, lane: Lane) -> None:
+    def idle(self, lane: Lane) -> None:
         """A topic that was made in the meantime gets its own lanes, once the others are through:
         records keep their order."""
         if lane is not self._unplaced or lane.open is not None or lane.line:
@@ -418,7 +497,7 @@ class TopicLanes:
         else:
             self.is_stale = True
 
-    def _refused(self, error: MillstreamError) -> None:
+    def refused(self, error: MillstreamError) -> None:
         if isinstance(error, TopicUnknown | PartitionUnknown):
             self.is_stale = True
 

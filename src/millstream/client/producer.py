@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self, get_args
 
-from millstream.client.batches import Batch, Delivery
+from millstream.client.batches import RECORD_OVERHEAD_BYTES, Batch, Delivery
 from millstream.client.lanes import LaneOptions, TopicLanes
 from millstream.client.topics import Acks, Topics
 from millstream.client.transport import Transport
@@ -38,10 +38,8 @@ from millstream.wire.batches import COMPRESSIONS, Headers
 from millstream.wire.lanes import NORMAL, lane_headers, lane_of_word
 from millstream.wire.retry import RetryPolicy
 
-# What a record costs beside its bytes while it waits: its future, its fields, its header.
-RECORD_OVERHEAD_BYTES = 100
 # How long the number of a topic's partitions is taken for granted.
-FRESH_S = 300.0
+FRESH_S = 10.0
 
 
 class ProducerStatistics(NamedTuple):
@@ -90,6 +88,7 @@ class Producer:
         self._topics_api = Topics(transport)
         self._options = LaneOptions(
             transport=transport,
+            records_max=batch_records,
             bytes_max=batch_bytes,
             linger_s=linger_ms / 1000,
             retry=RetryPolicy(timeout_s=delivery_timeout_s),
@@ -109,7 +108,7 @@ class Producer:
         # Called when there are new reports.
         self.on_reports: Callable[[], None] | None = None
 
-    async def send(
+    async def send(  # noqa: PLR0912  every record passes here: calls would cost
         self,
         topic: str,
         value: Value,
@@ -157,12 +156,16 @@ class Producer:
         )
         if line.partition is None:
             batch.partitions.append(partition)
+        elif partition is not None:
+            batch.named.append(index)
         batch.size += size
         self._waiting += 1
         if index + 1 >= self._batch_records:
             line.close_batch()
             # Somebody who sends in a tight loop would else never let the batch go out.
             await asyncio.sleep(0)
+        elif self._line:
+            self._make_room()
         return Delivery(batch, index)
 
     async def flush(self) -> None:
@@ -215,6 +218,7 @@ class Producer:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._line.append((size, waiter))
         self._let_in()
+        self._make_room()
         try:
             await waiter
         except asyncio.CancelledError:
@@ -238,6 +242,14 @@ class Producer:
         self._used_bytes -= size
         if self._line:
             self._let_in()
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Somebody waits for room. When no report is on its way that could give it, what is open
+        goes out now, however young it is."""
+        if self._line and not any(lanes.is_busy for lanes in self._lanes()):
+            for lanes in self._lanes():
+                lanes.close_batches()
 
     def _settled(self, batch: Batch, is_delivered: bool) -> None:
         count = len(batch.records)
