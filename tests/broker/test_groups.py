@@ -296,6 +296,17 @@ def test_leaving_commits_what_was_polled() -> None:
     assert committed(house) == 2
 
 
+@pytest.mark.parametrize(
+    ("session_ms", "interval_ms"), [(2_000, 666), (9_000, 3_000), (None, 3_000)]
+)
+def test_a_short_session_has_room_for_two_lost_heartbeats(
+    session_ms: int | None, interval_ms: int
+) -> None:
+    house = house_with(partitions=1)
+    join = Join(("orders",), session_timeout_ms=session_ms)
+    assert house.done(house.broker.groups.join("g", join)).heartbeat_interval_ms == interval_ms
+
+
 def test_a_crash_gives_what_was_not_committed_again() -> None:
     house = house_with(partitions=1, session_timeout_ms=1_000)
     publish(house, "a", "b")

@@ -115,7 +115,9 @@ class Groups:
         standing = self._standing(group, session.member)
         yield self._offsets.settled()
         assert join.session_timeout_ms is not None
-        return Joined(standing, join.session_timeout_ms, self._options.heartbeat_interval_ms)
+        # Two heartbeats may get lost before the session is over.
+        interval_ms = min(self._options.heartbeat_interval_ms, join.session_timeout_ms // 3)
+        return Joined(standing, join.session_timeout_ms, interval_ms)
 
     def _join_again(self, group: Group, join: Join, member_id: str) -> Session:
         member = group.membership.find(member_id)
