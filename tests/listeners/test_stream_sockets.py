@@ -359,6 +359,22 @@ def test_a_deleted_topic_ends_its_consumers(v1: V1) -> None:
         assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1001, "the topic was deleted")
 
 
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_deleted_topic_ends_connections_that_want_nothing(v1: V1, is_open: bool) -> None:
+    topic = v1.topic()
+    with Socket(v1, topic) as one, Socket(v1, v1.topic()) as other:
+        if is_open:
+            one.ask(type="open", id=1)
+        else:
+            one.ask(type="publish", id=1, messages=[{"value": 1}])
+        v1.good("DELETE", f"/topics/{topic}")
+        with pytest.raises(ConnectionClosed) as closed:
+            one.hear()
+        assert closed.value.rcvd is not None
+        assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1001, "the topic was deleted")
+        assert other.ask(type="open", id=1)["type"] == "opened"
+
+
 def test_a_stop_answers_what_was_asked_and_says_goodbye(tmp_path: Path) -> None:
     with BrokerProcess(str(tmp_path)) as broker:
         v1 = V1(broker.wait_until_ready())

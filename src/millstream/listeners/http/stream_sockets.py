@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from millstream.broker.broker import Broker
     from millstream.broker.reading import Waiting
     from millstream.broker.sequential import Delivered, SequentialConsumer
+    from millstream.broker.topics import Topic
     from millstream.engine.pending import Pending
     from millstream.listeners.http.route import Call
     from millstream.listeners.http.stream_sides import Side
@@ -101,6 +102,7 @@ class TopicSocket(WebSocket):
         "_requests",
         "_side",
         "_size",
+        "_sockets",
         "_topic",
         "_waiting",
     )
@@ -110,6 +112,7 @@ class TopicSocket(WebSocket):
         reader = FrameReader(limit, limit)
         super().__init__(head, reader, sockets.broker.timers, sockets.times, sockets.counts)
         self._broker = sockets.broker
+        self._sockets = sockets
         self._topic = topic
         self._side = side
         self._opcode = BINARY if side.is_binary else TEXT
@@ -298,6 +301,13 @@ class TopicSocket(WebSocket):
 
     # ---- flow and ends
 
+    def on_begin(self) -> None:
+        self._sockets.enter(self._topic, self)
+
+    def on_deleted(self) -> None:
+        """Its topic is gone. In the next turn, so that what failed by that is answered."""
+        asyncio.get_running_loop().call_soon(self.end, GOING_AWAY, "the topic was deleted")
+
     def pause_writing(self) -> None:
         # Answers pile up: no more requests until they are read.
         super().pause_writing()
@@ -326,6 +336,7 @@ class TopicSocket(WebSocket):
 
     def on_lost(self, is_cut: bool) -> None:
         del is_cut
+        self._sockets.leave(self._topic, self)
         self._leave()
         self._requests.clear()
 
@@ -333,7 +344,7 @@ class TopicSocket(WebSocket):
 class StreamSockets:
     """Makes the connections."""
 
-    __slots__ = ("broker", "counts", "message_bytes_max", "times")
+    __slots__ = ("_open", "broker", "counts", "message_bytes_max", "times")
 
     def __init__(
         self,
@@ -346,6 +357,22 @@ class StreamSockets:
         self.message_bytes_max = message_bytes_max
         self.counts = counts
         self.times = times or SocketTimes()
+        # By the name of their topic.
+        self._open: dict[str, set[TopicSocket]] = {}
+        broker.topics.watch_deleted(self._topic_deleted)
+
+    def enter(self, topic: str, socket: TopicSocket) -> None:
+        self._open.setdefault(topic, set()).add(socket)
+
+    def leave(self, topic: str, socket: TopicSocket) -> None:
+        sockets = self._open.get(topic, set())
+        sockets.discard(socket)
+        if not sockets:
+            self._open.pop(topic, None)
+
+    def _topic_deleted(self, topic: Topic) -> None:
+        for socket in self._open.get(topic.name, ()):
+            socket.on_deleted()
 
     def upgrade(
         self, method: bytes, url: bytes, headers: list[tuple[bytes, bytes]]
