@@ -204,7 +204,10 @@ def _kind(schema: Page, forms: dict[str, Page]) -> str:
     if title is not None and (schema.get("type") == "object" or "anyOf" in schema):
         if title == "Error":
             return _ERROR
-        forms.setdefault(title, schema)
+        known = forms.setdefault(title, schema)
+        # The same schema may write its numbers in two ways, so what is shown is compared.
+        if known != schema and _form(title, known, {}) != _form(title, schema, {}):
+            raise ValueError(f"two forms have the title {title}; the page would show one for both")
         return f"[{title}](#{title.lower()})"
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(_kind(one, forms) for one in schema["anyOf"]))

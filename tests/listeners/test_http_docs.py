@@ -6,7 +6,11 @@ import re
 import warnings
 from pathlib import Path
 
+import pytest
+
+from millstream import http_docs
 from millstream.http_docs import http_page
+from millstream.listeners.http.schemas import shown, text, whole
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -20,6 +24,15 @@ def page() -> str:
 def test_the_page_of_routes_is_fresh() -> None:
     stored = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
     assert stored == page(), "docs/http.md is stale: run `make docs`"
+
+
+def test_two_forms_of_one_title_are_refused() -> None:
+    forms: dict[str, http_docs.Page] = {}
+    one = shown("Thing", size=whole(0, 5))
+    http_docs._kind(one, forms)
+    http_docs._kind(shown("Thing", size=whole(0, 5)), forms)
+    with pytest.raises(ValueError, match="title Thing"):
+        http_docs._kind(shown("Thing", size=text()), forms)
 
 
 def test_every_form_that_is_named_is_described_once() -> None:

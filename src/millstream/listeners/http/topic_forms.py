@@ -504,7 +504,7 @@ ACK = Form(
         )
     },
     (TOPIC_IN_PATH, _CONSUMER_IN_PATH),
-    (Body(said("Ack", {"partition": PARTITION, "offset": OFFSET}, {})),),
+    (Body(said("AckUpTo", {"partition": PARTITION, "offset": OFFSET}, {})),),
     (*_CONSUMER_ERRORS, errors.OffsetOutOfRange, *_APPEND_ERRORS),
 )
 DELETE_CONSUMER = Form(

@@ -115,7 +115,7 @@ STAGE = Form(
     "error has the index of the bad entry in `entry`; then nothing is stored.",
 )
 _COMMITTED = shown(
-    "Committed",
+    "CommittedBatch",
     writer=text(),
     batch=whole(),
     state=one_of("committed"),
