@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from broker_process import BrokerProcess, wait_until
 from listeners.v1_client import V1
+from millstream.listeners.http.read_streams import KEEP_ALIVE_S
 
 NDJSON = {"accept": "application/x-ndjson"}
 EVENTS = {"accept": "text/event-stream"}
@@ -140,6 +142,20 @@ def test_events_go_on_in_partitions_that_were_added_meanwhile(v1: V1) -> None:
     )
     resumed.join()
     assert [page["value"] for _, page in resumed.events()] == ["b"]
+
+
+@pytest.mark.parametrize("headers", [NDJSON, EVENTS])
+def test_a_stream_that_waits_reads_new_partitions_at_once(v1: V1, headers: dict[str, str]) -> None:
+    topic = v1.topic(partitions=1)
+    v1.publish(topic, "a")
+    stream = Following(v1, f"/topics/{topic}/messages?follow=true&limit=2", headers)
+    stream.wait_for(1)
+    began_s = time.monotonic()
+    v1.good("POST", f"/topics/{topic}/partitions", {"partitions": 2})
+    v1.publish(topic, "b", partition=1)
+    stream.join()
+    assert len(stream.messages()) + len(stream.events()) == 2
+    assert time.monotonic() - began_s < KEEP_ALIVE_S / 2
 
 
 def test_events_of_many_partitions_name_them_once_a_helping(v1: V1) -> None:

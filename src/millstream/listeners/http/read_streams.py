@@ -23,6 +23,7 @@ from millstream.listeners.http.read_answers import (
 
 if TYPE_CHECKING:
     from millstream.broker.reading import Waiting
+    from millstream.broker.topics import Topic
     from millstream.listeners.http.messages import Shown
     from millstream.listeners.http.route import Call
 
@@ -46,10 +47,17 @@ class Stream(NamedTuple):
 class Streams:
     """Makes streams. Each takes one of the places of those who wait."""
 
-    __slots__ = ("_readings",)
+    __slots__ = ("_readings", "_runs")
 
     def __init__(self, readings: Readings) -> None:
         self._readings = readings
+        # Those that wait for something to read.
+        self._runs: set[_Run] = set()
+        readings.topics.watch_partitions(self._topic_grown)
+
+    def _topic_grown(self, topic: Topic) -> None:
+        for run in self._runs:
+            run.topic_grown(topic.name)
 
     async def open(self, call: Call, *names: str) -> Stream | None:
         """None for a client that wants one answer. What cannot be streamed is refused here,
@@ -66,7 +74,7 @@ class Streams:
         for number, offset in positions.items():
             self._readings.reader.require(topic, number, offset)
         is_whole = wish.partition is None and (is_resumed or wish.positions is None)
-        run = _Run(self._readings, topic, wish, positions, is_whole=is_whole)
+        run = _Run(self._readings, self._runs, topic, wish, positions, is_whole=is_whole)
         self._readings.waits.enter(run.stop)
         return Stream(media, _events(run) if media == EVENTS else _lines(run))
 
@@ -74,13 +82,21 @@ class Streams:
 class _Run:
     """One reading that goes on, helping by helping."""
 
-    __slots__ = ("_ends", "_is_stopped", "_is_whole", "_left", "_name", "_readings", "_uuid",
-                 "_waiting", "positions")  # fmt: skip
+    __slots__ = ("_ends", "_is_stopped", "_is_whole", "_left", "_name", "_readings", "_runs",
+                 "_uuid", "_waiting", "positions")  # fmt: skip
 
     def __init__(
-        self, readings: Readings, name: str, wish: Wish, positions: Positions, *, is_whole: bool
+        self,
+        readings: Readings,
+        runs: set[_Run],
+        name: str,
+        wish: Wish,
+        positions: Positions,
+        *,
+        is_whole: bool,
     ) -> None:
         self._readings = readings
+        self._runs = runs
         self._name = name
         self._uuid = readings.topics.get(name).uuid
         self.positions = positions
@@ -100,6 +116,11 @@ class _Run:
         self._readings.waits.leave(self.stop)
         if self._waiting is not None:
             self._waiting.cancel()
+
+    def topic_grown(self, name: str) -> None:
+        """It may have partitions that are not read yet."""
+        if name == self._name and self._waiting is not None:
+            self._waiting.wake()
 
     async def helpings(self) -> AsyncIterator[list[Shown]]:
         """An empty one is a sign of life."""
@@ -149,12 +170,15 @@ class _Run:
 
     async def _wait(self) -> bool:
         """Whether something came before it was time for a sign of life."""
-        if self._is_stopped:
+        topic = self._readings.topics.get(self._name)
+        if self._is_stopped or (self._is_whole and len(self.positions) < topic.partitions):
             return True
         self._waiting = self._readings.reader.wait(self._name, self.positions, KEEP_ALIVE_S)
+        self._runs.add(self)
         try:
             return await self._waiting.pending or self._is_stopped
         finally:
+            self._runs.discard(self)
             self._waiting.cancel()
 
 
