@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -311,15 +313,43 @@ def test_a_slow_handler_lets_no_more_than_the_buffer_pile_up(broker: BrokerProce
     run(scenario())
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"commit": "Auto"},
+        {"commit": True},
+        {"commit": None},
+        {"commit_interval_s": -1},
+        {"commit_interval_s": 0},
+        {"commit_interval_s": math.nan},
+        {"poll_records": 0},
+        {"buffer_records": 0},
+        {"patience_s": -1},
+    ],
+)
+def test_a_consumer_that_cannot_work_is_not_made(options: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with AsyncClient() as client:
+            with pytest.raises(ParameterInvalid) as caught:
+                client.consumer("t", group="g", **options)
+            (name,) = options
+            assert caught.value.fields["parameter"] == name
+            assert caught.value.message.startswith(f"{name} is ")
+
+    run(scenario())
+
+
 def test_what_cannot_be_mended_is_told(broker: BrokerProcess) -> None:
     async def scenario() -> None:
         async with AsyncClient(broker.url("")) as client:
             with pytest.raises(TopicUnknown):
                 async with client.consumer("none", group="g"):
                     raise AssertionError
-            with pytest.raises(ParameterInvalid):
-                client.consumer("t", group="g", poll_records=0)
             await client.topics.create("t", partitions=1)
+            async with client.consumer("t", group="g", poll_records=501) as consumer:
+                with pytest.raises(ParameterInvalid, match="poll_records is 501") as caught:
+                    await anext(consumer)
+                assert caught.value.fields["parameter"] == "poll_records"
             async with client.consumer("t", group="g") as consumer:
                 await consumer.close()
                 assert [record async for record in consumer] == []

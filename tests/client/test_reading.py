@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from broker_process import BrokerProcess
-from client.scripted import run, until
+from client.scripted import LossyProxy, Request, run, until
 from millstream.client import AsyncClient, Client, Received, reading
 from millstream.errors import (
     ClientClosed,
     GroupUnknown,
     IdempotencyKeyInvalid,
     OffsetOutOfRange,
+    OutcomeUnknown,
     ParameterInvalid,
     StreamClosed,
     TopicExists,
@@ -211,6 +212,25 @@ def test_topics_and_groups_are_managed(broker: BrokerProcess) -> None:
                 await client.groups.describe("g")
             await client.topics.delete("t")
             assert await client.topics.list() == []
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("verb", ["purge", "delete"])
+def test_what_removes_records_is_asked_once_when_its_answer_got_lost(
+    broker: BrokerProcess, verb: str
+) -> None:
+    def plan(request: Request) -> str | None:
+        is_removing = request.method == "DELETE" or request.path.endswith("/purge")
+        return "answer" if is_removing else None
+
+    async def scenario() -> None:
+        port = int(broker.url("").rpartition(":")[2])
+        async with LossyProxy(port, plan) as proxy, AsyncClient(proxy.url) as client:
+            await client.topics.create("t", partitions=1)
+            with pytest.raises(OutcomeUnknown):
+                await (client.topics.purge if verb == "purge" else client.topics.delete)("t")
+            assert proxy.lost == ["answer"]
 
     run(scenario())
 

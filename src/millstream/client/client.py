@@ -166,9 +166,6 @@ class AsyncClient:
         `patience_s` is how long a broker that is away is waited for, each time.
         """
         names = (topics,) if isinstance(topics, str) else tuple(topics)
-        for name, number in (("poll_records", poll_records), ("buffer_records", buffer_records)):
-            if number < 1:
-                raise ParameterInvalid(f"{name} is {number}; it must be at least 1", parameter=name)
         options = JoinOptions(
             topics=names,
             client_id=client_id,

@@ -38,6 +38,7 @@ from millstream.errors import (
     ClientClosed,
     MemberUnknown,
     MillstreamError,
+    ParameterInvalid,
     PartitionNotAssigned,
     PartitionUnknown,
     StaleGeneration,
@@ -49,6 +50,9 @@ from millstream.wire.retry import RetryPolicy
 POLL_S = 20.0
 # How long a goodbye may take.
 LEAVE_S = 5.0
+# A commit is a write to disk: without a pause it would be all that is done.
+COMMIT_INTERVAL_S_MIN = 0.01
+_COMMITS = ("auto", "manual")
 # Of a commit in a topic that went, or was made again, before this member has heard of it.
 _GONE = (PartitionNotAssigned, PartitionUnknown, TopicUnknown)
 
@@ -77,6 +81,13 @@ class Consumer:
         buffer_records: int = 1000,
         patience_s: float = math.inf,
     ) -> None:
+        _check(
+            commit=commit,
+            commit_interval_s=commit_interval_s,
+            poll_records=poll_records,
+            buffer_records=buffer_records,
+            patience_s=patience_s,
+        )
         retry = RetryPolicy(timeout_s=patience_s)
         self._membership = Membership(transport, group, retry)
         self._options = options
@@ -446,6 +457,30 @@ class Consumer:
         if self._member_id is not None and self._newest is not None:
             retry = RetryPolicy(timeout_s=LEAVE_S)
             await self._membership.leave(self._member_id, self._newest.generation, retry)
+
+
+def _check(
+    *,
+    commit: str,
+    commit_interval_s: float,
+    poll_records: int,
+    buffer_records: int,
+    patience_s: float,
+) -> None:
+    if commit not in _COMMITS:
+        raise ParameterInvalid(
+            f"commit is {commit!r}; it must be one of {', '.join(_COMMITS)}", parameter="commit"
+        )
+    for name, number, least in (
+        ("poll_records", poll_records, 1),
+        ("buffer_records", buffer_records, 1),
+        ("commit_interval_s", commit_interval_s, COMMIT_INTERVAL_S_MIN),
+        ("patience_s", patience_s, 0),
+    ):
+        if not number >= least:
+            raise ParameterInvalid(
+                f"{name} is {number}; it must be at least {least}", parameter=name
+            )
 
 
 def _place(record: Received) -> TopicPartition:

@@ -9,7 +9,8 @@ A topic that does not exist yet has one lane without a partition. Its batches go
 a broker that makes topics on first use make it; an idempotency key takes the number's place.
 
 A topic that was made again with fewer partitions refuses what was meant for the others. How many
-there are is asked anew then, and records that named no partition are placed anew, in their order.
+there are is asked anew then, and records that named no partition are placed anew. Those of one lane
+keep their order; what was sent since the count is known may come before them.
 """
 
 from __future__ import annotations

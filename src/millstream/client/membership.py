@@ -12,7 +12,7 @@ import msgspec
 from millstream.client.groups import TopicPartitions, group_path
 from millstream.client.transport import Transport
 from millstream.client.values import ReadMessage, Received, encode_json
-from millstream.errors import StaleGeneration
+from millstream.errors import ParameterInvalid, StaleGeneration
 from millstream.wire.retry import RetryPolicy
 
 Assignor: TypeAlias = Literal["sticky", "range", "round_robin"]
@@ -120,7 +120,17 @@ class Membership:
             "received": received,
         }
         path = f"{group_path(self._group, 'poll')}?{urlencode(asked)}"
-        reply = await self._transport.ask("GET", path, hold_s=wait_s, retry=self._retry)
+        try:
+            reply = await self._transport.ask("GET", path, hold_s=wait_s, retry=self._retry)
+        except ParameterInvalid as error:
+            if error.fields.get("parameter") != "limit":
+                raise
+            # As the broker calls it; the caller knows it by another name.
+            raise ParameterInvalid(
+                f"poll_records is {limit}, which the broker does not take: {error.message}; say "
+                "fewer, or raise its setting `poll_records_max`",
+                parameter="poll_records",
+            ) from error
         polled = _polled.decode(reply.body)
         records = [message.received(message.topic) for message in polled.messages]
         return Polled(polled.plain(), polled.number, records)

@@ -114,8 +114,9 @@ class Topics:
         await self._transport.ask("DELETE", topic_path(name), is_repeatable=False)
 
     async def purge(self, name: str) -> None:
-        """Remove all records, and keep the topic; offsets go on from where they were."""
-        await self._transport.ask("POST", topic_path(name, "purge"), is_repeatable=True)
+        """Remove all records, and keep the topic; offsets go on from where they were. It is not
+        tried again when its answer got lost: that would remove what came since."""
+        await self._transport.ask("POST", topic_path(name, "purge"), is_repeatable=False)
 
     async def offsets(
         self, name: str, *, partition: int | None = None, time_ms: int | None = None
