@@ -46,7 +46,7 @@ are milliseconds since 1970. A field or a parameter that a route does not know i
 $ curl -s localhost:8080/v1/topics/orders/messages -d '{"key": "4711", "value": {"total": 9.99}}'
 {"topic":"orders","partition":0,"offset":0,"timestamp_ms":1767225600000}
 $ curl -s localhost:8080/v1/topics/orders/messages
-{"topic":"orders","messages":[{"partition":0,"offset":0,…,"value":{"total":9.99}}],"next":"0:1,…"}
+{"topic":"orders","messages":[{"partition":0,"offset":0,…}],"next":"5e35c0de:0:1,…"}
 ```
 
 **Errors** have one form: `{"error": code, "message": text, …}`. The code is for programs and stays

@@ -411,6 +411,14 @@ def test_reading_goes_on_where_it_ended(v1: V1) -> None:
         assert mine == sorted(mine)
 
 
+@pytest.mark.parametrize(
+    ("query", "parameter"), [("follow=true", "follow"), ("positions=0:1&partition=1", "positions")]
+)
+def test_what_would_not_count_in_a_reading_is_refused(v1: V1, query: str, parameter: str) -> None:
+    path = f"/topics/{v1.topic(partitions=2)}/messages?{query}"
+    assert v1.refused(400, "parameter_invalid", "GET", path)["parameter"] == parameter
+
+
 def test_reading_begins_at_an_offset_a_time_or_an_end(v1: V1) -> None:
     topic = v1.topic()
     for number in range(5):

@@ -158,6 +158,53 @@ def test_a_stream_that_waits_reads_new_partitions_at_once(v1: V1, headers: dict[
     assert time.monotonic() - began_s < KEEP_ALIVE_S / 2
 
 
+def test_events_resume_behind_what_is_gone_and_say_so(v1: V1) -> None:
+    topic = v1.topic(partitions=2)
+    v1.publish(topic, "a", "b", "c", partition=0)
+    v1.call("POST", f"/topics/{topic}/purge")
+    v1.publish(topic, "d", partition=0)
+    path = f"/topics/{topic}/messages?follow=false"
+    for last, skipped in (
+        ("0:1,1:0", [{"partition": 0, "from": 1, "to": 3}]),
+        (
+            "0:1,1:7",
+            [{"partition": 0, "from": 1, "to": 3}, {"partition": 1, "from": 7, "to": 0}],
+        ),
+        ("0:3,1:0", []),
+    ):
+        resumed = Following(v1, path, EVENTS | {"last-event-id": last})
+        resumed.join()
+        assert resumed.lines.count("event: skipped") == len(skipped)
+        *said, (id, message) = resumed.events()
+        assert [page for _, page in said] == skipped
+        assert message["value"] == "d"
+        again = Following(v1, path, EVENTS | {"last-event-id": id})
+        again.join()
+        assert again.events() == []
+
+
+def test_a_place_in_a_deleted_topic_is_the_start_of_one_that_has_its_name(v1: V1) -> None:
+    topic = v1.topic(partitions=1)
+    v1.publish(topic, "a", "b")
+    place = v1.good("GET", f"/topics/{topic}/messages")["next"]
+    uuid = v1.good("GET", f"/topics/{topic}")["uuid"]
+    assert place == f"{uuid[:8]}:0:2"
+    v1.publish(topic, "c")
+    assert v1.values(topic, positions=place) == ["c"]
+    v1.good("DELETE", f"/topics/{topic}")
+    v1.good("POST", "/topics", {"name": topic, "partitions": 2})
+    v1.publish(topic, "d", "e", "f", partition=0)
+    v1.publish(topic, "g", partition=1)
+    assert sorted(v1.values(topic, positions=place)) == ["d", "e", "f", "g"]
+    assert v1.values(topic, positions=place, partition=1) == ["g"]
+    assert v1.values(topic, positions="0:2") == ["f"]
+    for accept in (EVENTS | {"last-event-id": place}, NDJSON):
+        stream = Following(v1, f"/topics/{topic}/messages?follow=false&positions={place}", accept)
+        stream.join()
+        pages = stream.messages() + [page for _, page in stream.events()]
+        assert sorted(page["value"] for page in pages) == ["d", "e", "f", "g"]
+
+
 def test_events_of_many_partitions_name_them_once_a_helping(v1: V1) -> None:
     topic = v1.topic(partitions=40)
     v1.publish(topic, *range(20))

@@ -1,8 +1,10 @@
 """Reading messages over HTTP: what is asked for, where it begins, and one answer of it.
 
-A place in a topic is a position in each of its partitions, as text `0:13,1:41`: the offsets that
-come next. Every answer says the one after it, so a client can go on without a consumer that the
-broker would have to remember.
+A place in a topic is a position in each of its partitions, as text `5e35c0de:0:13,1:41`: the
+beginning of the topic's UUID, and the offsets that come next. Every answer says the one after it,
+so a client can go on without a consumer that the broker would have to remember. A place in a topic
+that was deleted is the start of the one that has its name now. A client that writes a place itself
+may leave the UUID out.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from millstream.listeners.http.parameters import OFFSET_MAX, PARTITION_MAX, Para
 
 if TYPE_CHECKING:
     from millstream.broker.reading import Fetched, Reader
-    from millstream.broker.topics import Topics
+    from millstream.broker.topics import Topic, Topics
     from millstream.listeners.http.route import Call
     from millstream.listeners.http.waits import Waits
 
@@ -31,12 +33,26 @@ MESSAGES_BYTES_MAX = 4 * 1024 * 1024
 READ_PARAMETERS = frozenset(
     ("partition", "offset", "time", "positions", "limit", "bytes", "timeout", "follow")
 )
-_POSITIONS = re.compile(r"[0-9]{1,10}:[0-9]{1,19}(,[0-9]{1,10}:[0-9]{1,19})*", re.ASCII)
+_POSITIONS = re.compile(
+    r"(?:([0-9a-f]{8}):)?([0-9]{1,10}:[0-9]{1,19}(?:,[0-9]{1,10}:[0-9]{1,19})*)", re.ASCII
+)
+TOPIC_DIGITS = 8
 
 _ENDS: dict[str, Literal["earliest", "latest"]] = {"earliest": "earliest", "latest": "latest"}
 
 Positions = dict[int, int]
 Steps = Generator[Pending[Any], Any, Positions]
+
+
+class Place(NamedTuple):
+    """What a client says of where it was."""
+
+    # The beginning of the topic's UUID, if that was said.
+    topic: str | None
+    positions: Positions
+
+    def is_of(self, topic: Topic) -> bool:
+        return self.topic is None or self.topic == _digits(topic)
 
 
 class Wish(NamedTuple):
@@ -45,13 +61,13 @@ class Wish(NamedTuple):
     partition: int | None
     offset: int | Literal["earliest", "latest"]
     time_ms: int | None
-    positions: Positions | None
+    positions: Place | None
     limit: int | None
     bytes_max: int
     timeout_s: float
     is_following: bool
     # What a stream of events is to go on after; it counts before everything else.
-    resumed: Positions | None
+    resumed: Place | None
 
 
 def read_wish(call: Call, *, is_following: bool) -> Wish:
@@ -76,25 +92,31 @@ def _offset(text: str) -> int | Literal["earliest", "latest"]:
     return _ENDS.get(text) or whole("offset", text, 0, OFFSET_MAX)
 
 
-def read_positions(name: str, text: str) -> Positions:
+def read_positions(name: str, text: str) -> Place:
     positions: Positions = {}
-    for pair in text.split(",") if _POSITIONS.fullmatch(text) else ():
+    found = _POSITIONS.fullmatch(text)
+    for pair in found[2].split(",") if found else ():
         partition, _, offset = pair.partition(":")
         number = whole(name, partition, 0, PARTITION_MAX)
         if number in positions:
             raise ParameterInvalid(f"{name} names partition {number} twice", parameter=name)
         positions[number] = whole(name, offset, 0, OFFSET_MAX)
-    if not positions:
+    if found is None:
         raise ParameterInvalid(
-            f"{name} is {text[:40]!r}; it must be of the form 0:13,1:41, a partition and an "
-            "offset each",
+            f"{name} is {text[:40]!r}; it must be `next` of an answer or the id of an event, or of "
+            "the form 0:13,1:41, a partition and an offset each",
             parameter=name,
         )
-    return positions
+    return Place(found[1], positions)
 
 
-def write_positions(positions: Positions) -> str:
-    return ",".join([f"{partition}:{offset}" for partition, offset in positions.items()])
+def write_positions(topic: Topic, positions: Positions) -> str:
+    listed = ",".join([f"{partition}:{offset}" for partition, offset in positions.items()])
+    return f"{_digits(topic)}:{listed}"
+
+
+def _digits(topic: Topic) -> str:
+    return topic.uuid.hex[:TOPIC_DIGITS]
 
 
 class Readings:
@@ -110,9 +132,17 @@ class Readings:
         self._turn = 0
 
     def read(self, call: Call, topic: str) -> Pending[Answer]:
-        return follow(self._read(call, topic, read_wish(call, is_following=False)))
+        wish = read_wish(call, is_following=False)
+        if wish.is_following:
+            raise ParameterInvalid(
+                "follow is for streams: send Accept: application/x-ndjson or text/event-stream, or "
+                "wait with timeout",
+                parameter="follow",
+            )
+        return follow(self._read(call, topic, wish))
 
     def _read(self, call: Call, topic: str, wish: Wish) -> Generator[Pending[Any], Any, Answer]:
+        found = self.topics.get(topic)
         positions = yield from self.start(topic, wish)
         limit = wish.limit or LIMIT_DEFAULT
         messages = yield from self.gather(topic, positions, limit, wish.bytes_max)
@@ -123,7 +153,7 @@ class Readings:
         return Answer(
             200,
             b'{"topic":"%b","messages":%b,"next":"%b"}'
-            % (topic.encode(), listed(messages), write_positions(positions).encode()),
+            % (topic.encode(), listed(messages), write_positions(found, positions).encode()),
         )
 
     def start(self, topic: str, wish: Wish) -> Steps:
@@ -131,9 +161,11 @@ class Readings:
         found = self.topics.get(topic)
         if wish.partition is not None:
             self.topics.partition_of(topic, wish.partition)
-        if wish.positions is not None:
-            return self._given(topic, wish.positions, wish.partition)
         numbers = range(found.partitions) if wish.partition is None else (wish.partition,)
+        if wish.positions is not None:
+            if wish.positions.is_of(found):
+                return self._given(topic, wish.positions.positions, wish.partition)
+            return {number: self.reader.offsets(topic, number)[0] for number in numbers}
         if wish.time_ms is not None:
             positions: Positions = {}
             for number in numbers:
@@ -150,8 +182,12 @@ class Readings:
             self.topics.partition_of(topic, number)
         if partition is None:
             return dict(positions)
-        start = self.reader.offsets(topic, partition)[0]
-        return {partition: positions.get(partition, start)}
+        if partition not in positions:
+            raise ParameterInvalid(
+                f"positions says nothing of partition {partition}, which is the one to read",
+                parameter="positions",
+            )
+        return {partition: positions[partition]}
 
     def gather(
         self, topic: str, positions: Positions, limit: int, bytes_max: int

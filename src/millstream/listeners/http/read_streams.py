@@ -39,6 +39,12 @@ IDS_PARTITIONS_MAX = 32
 RETRY = b"retry: 1000\n\n"
 
 
+class Skipped(NamedTuple):
+    partition: int
+    before: int
+    after: int
+
+
 class Stream(NamedTuple):
     media: str
     pieces: AsyncIterator[bytes]
@@ -70,20 +76,36 @@ class Streams:
         is_resumed = media == EVENTS and wish.resumed is not None
         if is_resumed:
             wish = wish._replace(positions=wish.resumed)
+        found = self._readings.topics.get(topic)
         positions = await follow(self._readings.start(topic, wish))
+        skipped = self._step(topic, positions) if is_resumed else []
         for number, offset in positions.items():
             self._readings.reader.require(topic, number, offset)
-        is_whole = wish.partition is None and (is_resumed or wish.positions is None)
+        is_foreign = wish.positions is not None and not wish.positions.is_of(found)
+        is_whole = is_resumed or wish.positions is None or is_foreign
+        is_whole = is_whole and wish.partition is None
         run = _Run(self._readings, self._runs, topic, wish, positions, is_whole=is_whole)
         self._readings.waits.enter(run.stop)
-        return Stream(media, _events(run) if media == EVENTS else _lines(run))
+        return Stream(media, _events(run, skipped) if media == EVENTS else _lines(run))
+
+    def _step(self, topic: str, positions: Positions) -> list[Skipped]:
+        """A browser does not try again after an error, so one that comes back goes on where there
+        is something, and hears what it missed: what was purged or is past its retention, or, past
+        the end, what a crash took from a topic that does not wait for the disk."""
+        skipped: list[Skipped] = []
+        for number, offset in positions.items():
+            start, end = self._readings.reader.offsets(topic, number)
+            positions[number] = min(max(offset, start), end)
+            if positions[number] != offset:
+                skipped.append(Skipped(number, offset, positions[number]))
+        return skipped
 
 
 class _Run:
     """One reading that goes on, helping by helping."""
 
     __slots__ = ("_ends", "_is_stopped", "_is_whole", "_left", "_name", "_readings", "_runs",
-                 "_uuid", "_waiting", "positions")  # fmt: skip
+                 "_waiting", "positions", "topic")  # fmt: skip
 
     def __init__(
         self,
@@ -98,7 +120,7 @@ class _Run:
         self._readings = readings
         self._runs = runs
         self._name = name
-        self._uuid = readings.topics.get(name).uuid
+        self.topic = readings.topics.get(name)
         self.positions = positions
         # All partitions are read, those too that the topic does not have yet.
         self._is_whole = is_whole
@@ -149,7 +171,7 @@ class _Run:
     def _look(self) -> None:
         """Whether the topic is still the same, and has the same partitions."""
         topic = self._readings.topics.get(self._name)
-        if topic.uuid != self._uuid:
+        if topic.uuid != self.topic.uuid:
             raise TopicUnknown(f"topic {self._name} was deleted, and made again", topic=self._name)
         if self._ends is None:
             self._grow()
@@ -192,24 +214,35 @@ async def _lines(run: _Run) -> AsyncIterator[bytes]:
         run.stop()
 
 
-async def _events(run: _Run) -> AsyncIterator[bytes]:
+async def _events(run: _Run, skipped: list[Skipped]) -> AsyncIterator[bytes]:
     try:
-        yield RETRY
+        yield RETRY + _skips(skipped, run)
         async for messages in run.helpings():
-            yield _helping(messages, dict(run.positions)) or b":\n\n"
+            yield _helping(run.topic, messages, dict(run.positions)) or b":\n\n"
     except MillstreamError as error:
         yield b"event: error\ndata: %b\n\n" % failure(error).body
     finally:
         run.stop()
 
 
-def _helping(messages: list[Shown], positions: Positions) -> bytes:
+def _skips(skipped: list[Skipped], run: _Run) -> bytes:
+    """The last one has an id, so that who comes back again does not hear it again."""
+    if not skipped:
+        return b""
+    events = [
+        b'event: skipped\ndata: {"partition":%d,"from":%d,"to":%d}\n' % one for one in skipped
+    ]
+    id = b"id: %b\n\n" % write_positions(run.topic, run.positions).encode()
+    return b"\n".join(events) + id
+
+
+def _helping(topic: Topic, messages: list[Shown], positions: Positions) -> bytes:
     """Events with ids; `positions` are those before them."""
     pieces: list[bytes] = []
     is_short = len(positions) <= IDS_PARTITIONS_MAX
     for at, message in enumerate(messages, 1):
         positions[message.partition] = message.offset + 1
         if is_short or at == len(messages):
-            pieces.append(b"id: %b\n" % write_positions(positions).encode())
+            pieces.append(b"id: %b\n" % write_positions(topic, positions).encode())
         pieces.append(b"data: %b\n\n" % encoded(message))
     return b"".join(pieces)

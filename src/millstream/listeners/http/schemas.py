@@ -17,7 +17,7 @@ TOPIC_NAME = r"^(?!\.{1,2}$)(?!__)[a-zA-Z0-9._-]{1,249}$"
 GROUP_NAME = r"^(?!__)[A-Za-z0-9._:-]{1,255}$"
 # Canonical, as the decoder wants it: whole groups, then at most one with padding.
 BASE64 = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
-POSITIONS = r"^[0-9]{1,9}:[0-9]{1,18}(,[0-9]{1,9}:[0-9]{1,18})*$"
+POSITIONS = r"^([0-9a-f]{8}:)?[0-9]{1,9}:[0-9]{1,18}(,[0-9]{1,9}:[0-9]{1,18})*$"
 
 
 def whole(least: int = 0, most: int = OFFSET_MAX) -> Schema:

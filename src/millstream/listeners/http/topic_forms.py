@@ -342,8 +342,8 @@ READ = Form(
         Parameter(
             "positions",
             text(pattern=POSITIONS),
-            "Begin where an earlier answer ended: its `next`, such as `0:13,1:41`. It counts "
-            "before `time`.",
+            "Begin where an earlier answer ended: its `next`, such as `5e35c0de:0:13,1:41`, or "
+            "without the part before the first partition. It counts before `time`.",
         ),
         Parameter(
             "limit", whole(1, LIMIT_MAX), f"How many messages at most; by default {LIMIT_DEFAULT}, "
@@ -354,7 +354,8 @@ READ = Form(
         Parameter(
             "follow",
             BOOLEAN,
-            "Of streams: go on with new messages. By default server-sent events do, lines do not.",
+            "Of streams: go on with new messages. By default server-sent events do, lines do not. "
+            "Where JSON is answered, `true` is refused.",
         ),
         Parameter(
             "Last-Event-ID",
@@ -366,7 +367,9 @@ READ = Form(
     errors=_READ_ERRORS,
     more="`Accept: application/x-ndjson` gives a stream of lines, one message each; blank lines "
     "are signs of life. `Accept: text/event-stream` gives server-sent events. An error on the way "
-    "is the last line, or an event `error`.",
+    "is the last line, or an event `error`. A stream of events that goes on after an id whose "
+    "messages are gone begins with an event `skipped` for each such partition, which says `from` "
+    "which offset `to` which.",
 )  # fmt: skip
 READ_BATCHES = Form(
     "Read ready-made batches of one partition",
