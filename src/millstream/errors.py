@@ -191,6 +191,12 @@ class IdempotencyKeyInvalid(MillstreamError):
     code = "idempotency_key_invalid"
 
 
+class IdempotencyKeyConflict(MillstreamError):
+    """The key was used for a publish of another number of records; fields: records."""
+
+    code = "idempotency_key_conflict"
+
+
 class TooManyIdempotencyKeys(MillstreamError):
     """As many keys are remembered as are allowed; those that expire make room; fields: limit."""
 

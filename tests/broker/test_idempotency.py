@@ -13,7 +13,12 @@ from millstream.broker.ages import SPANS_MAX
 from millstream.broker.idempotency import HEADER
 from millstream.broker.publishing import Outgoing, Placed, Published
 from millstream.engine.pending import Pending
-from millstream.errors import DiskFull, IdempotencyKeyInvalid, TooManyIdempotencyKeys
+from millstream.errors import (
+    DiskFull,
+    IdempotencyKeyConflict,
+    IdempotencyKeyInvalid,
+    TooManyIdempotencyKeys,
+)
 from millstream.log.partition import PartitionId
 
 if TYPE_CHECKING:
@@ -68,6 +73,21 @@ def test_a_repeat_gets_the_place_of_the_first(house: House) -> None:
     assert count(house) == 2
 
 
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_a_key_with_another_number_of_records_is_a_conflict(house: House, is_stored: bool) -> None:
+    two = (Outgoing(None, b"1", partition=0), Outgoing(None, b"2", partition=1))
+    first = publish(house, "a", *two)
+    if is_stored:
+        house.done(first)
+    for records in ((Outgoing(None, b"1"),), (*two, Outgoing(None, b"3"))):
+        error = house.failed(publish(house, "a", *records))
+        assert isinstance(error, IdempotencyKeyConflict)
+        assert error.fields == {"records": 2}
+    house.done(first)
+    assert house.done(publish(house, "a", *two)).is_duplicate
+    assert count(house) == 2
+
+
 def test_a_repeat_that_comes_before_the_answer_waits_for_it(house: House) -> None:
     first, second = publish(house, "a"), publish(house, "a")
     third = publish(house, "a")
@@ -106,7 +126,7 @@ def test_records_of_one_publish_keep_their_order_and_their_times(house: House) -
     house.broker.publisher.publish_one("t", None, b"other", partition=0)
     placed = house.done(first).placed
     assert [one.timestamp_ms for one in placed] == list(range(100, 108))
-    assert house.done(publish(house, "a")).placed == placed
+    assert house.done(publish(house, "a", *records)).placed == placed
 
 
 def test_a_restart_remembers_and_knows_the_place() -> None:
@@ -115,7 +135,7 @@ def test_a_restart_remembers_and_knows_the_place() -> None:
     first = house.done(publish(house, "many", *records))
     single = house.done(publish(house, "one"))
     again = restarted(house)
-    assert again.done(publish(again, "many")) == Published(first.placed, True)
+    assert again.done(publish(again, "many", *records)) == Published(first.placed, True)
     assert again.done(publish(again, "one")) == Published(single.placed, True)
     assert count(again) == 21
 

@@ -282,6 +282,20 @@ def test_publishing_makes_a_topic_once(house: House) -> None:
     assert house.done(publisher.publish_batch("newer", 0, batch)) == 0
 
 
+def test_what_is_refused_makes_no_topic(house: House) -> None:
+    publisher = house.broker.publisher
+    batch = batches.encode([(0, None, b"v", ())])
+    refused: list[Pending[Any]] = [
+        publisher.publish_one("new", None, b"", partition=3),
+        publisher.publish("new", [Outgoing(None, b""), Outgoing(None, b"", partition=3)]),
+        publisher.publish_batch("new", 3, batch),
+    ]
+    for pending in refused:
+        assert isinstance(house.failed(pending), PartitionUnknown)
+    assert "new" not in house.broker.topics.by_name
+    assert house.done(publisher.publish_one("new", None, b"", partition=2)).partition == 2
+
+
 def test_without_auto_creation_an_unknown_topic_is_an_error() -> None:
     house = memory_house(options(is_auto_create=False))
     batch = batches.encode([(0, None, b"v", ())])

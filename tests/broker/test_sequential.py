@@ -20,6 +20,7 @@ from millstream.errors import (
     DiskFull,
     LogDamaged,
     OffsetOutOfRange,
+    ParameterInvalid,
     PartitionUnknown,
     TooManyGroups,
     TopicUnknown,
@@ -144,6 +145,18 @@ def test_one_partition_and_where_to_start() -> None:
     # A position that is there counts more than where one wants to start.
     again = house.done(sequential_.open("orders", middle.id, partition=1, start="latest"))
     assert values(house, again) == ["b", "c", "d"]
+
+
+def test_a_consumer_of_one_partition_does_not_come_back_for_another() -> None:
+    house = house_with(partitions=2)
+    publish(house, "a", partition=1)
+    publish(house, "b", partition=0)
+    sequential_ = house.broker.sequential
+    consumer = house.done(sequential_.open("orders", partition=1))
+    error = house.failed(sequential_.open("orders", consumer.id, partition=0))
+    assert isinstance(error, ParameterInvalid)
+    assert error.fields == {"parameter": "partition"}
+    assert values(house, house.done(sequential_.open("orders", consumer.id))) == ["a"]
 
 
 def test_a_consumer_of_one_partition_leaves_the_others_also_after_a_restart() -> None:

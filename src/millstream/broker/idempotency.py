@@ -20,6 +20,7 @@ from millstream.broker.lanes import NORMAL, lane_of
 from millstream.broker.schedule_values import PARTITION as SCHEDULES
 from millstream.engine.pending import Pending
 from millstream.errors import (
+    IdempotencyKeyConflict,
     IdempotencyKeyInvalid,
     MillstreamError,
     OffsetOutOfRange,
@@ -269,6 +270,16 @@ def mark_key(topic: Topic, key: str) -> bytes:
             f"an idempotency key has 1 to {KEY_LENGTH_MAX} visible ASCII characters"
         )
     return topic.uuid.bytes + blake2b(key.encode(), digest_size=DIGEST_BYTES).digest()
+
+
+def require_count(before: int, count: int) -> None:
+    """Another number of records is another publish, which must not be taken for stored."""
+    if count != before:
+        raise IdempotencyKeyConflict(
+            f"this idempotency key was used for a publish of {before} records, and this one has "
+            f"{count}; use a new key for it",
+            records=before,
+        )
 
 
 def digest_of(mark_key: bytes) -> bytes:

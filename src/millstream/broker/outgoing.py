@@ -17,6 +17,8 @@ from millstream.wire.batches import OWN_PREFIX
 from millstream.wire.lanes import NORMAL, lane_unknown
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from millstream.broker.topics import Topic
 
 Acks: TypeAlias = Literal["none", "leader", "all"]
@@ -58,6 +60,11 @@ class Published(NamedTuple):
     is_duplicate: bool = False
     # Which of them are scheduled; empty when none is.
     scheduled: frozenset[int] = frozenset()
+
+
+def check_records(topic: Topic, records: Sequence[Outgoing]) -> list[int]:
+    """Their sizes; the error of the first that cannot be published."""
+    return [check_record(topic, record, at) for at, record in enumerate(records)]
 
 
 def check_record(topic: Topic, record: Outgoing, at: int) -> int:

@@ -19,6 +19,7 @@ from millstream.broker.outgoing import (
     Published,
     check_acks,
     check_record,
+    check_records,
 )
 from millstream.broker.partitioners import Rotation
 from millstream.broker.publish_calls import (
@@ -29,7 +30,7 @@ from millstream.broker.publish_calls import (
     count_max,
     scheduled_in,
 )
-from millstream.broker.ready_batches import check_batches, uses_lanes
+from millstream.broker.ready_batches import check_batches, require_partitions, uses_lanes
 from millstream.broker.schedule_values import (
     PARTITION as SCHEDULES,
 )
@@ -167,7 +168,7 @@ class Publisher:
         self._turns = turns
         self._targets: dict[str, Target] = {}
         # Publishes with an idempotency key that are not durable yet: a repeat waits for them.
-        self._flying: dict[bytes, Pending[Published]] = {}
+        self._flying: dict[bytes, _Once] = {}
         # Of this turn of the loop: what is gathered, the topics it is for, and the time.
         self._gatherings: list[tuple[Target, Gathering]] = []
         self._turn: dict[Target, None] = {}
@@ -198,7 +199,7 @@ class Publisher:
             return one
         target = self._targets.get(topic)
         if target is None or target.topic is not self._topics.by_name.get(topic):
-            found = self._find(topic)
+            found = self._find(topic, [Outgoing(key, value, headers, timestamp_ms, partition)])
             if isinstance(found, Pending):
                 return _after(
                     found,
@@ -275,7 +276,7 @@ class Publisher:
         idempotency_key: str | None = None,
     ) -> Pending[Published]:
         """All of the records or none. With acks `none` it is done at once, offsets are -1."""
-        target = self._find(topic)
+        target = self._find(topic, records)
         if isinstance(target, Pending):
             return _after(
                 target,
@@ -286,12 +287,12 @@ class Publisher:
             mark_key = None
             if idempotency_key is not None:
                 mark_key = keys.mark_key(target.topic, idempotency_key)
-                repeated = self._repeated(target, mark_key)
+                repeated = self._repeated(target, mark_key, len(records))
                 if repeated is not None:
                     return repeated
             if not records:
                 raise BatchCountInvalid("there is no record to publish")
-            sizes = [check_record(target.topic, record, at) for at, record in enumerate(records)]
+            sizes = check_records(target.topic, records)
         except MillstreamError as error:
             return Pending.failed(error)
         if not target.topic.uses_lanes and any(record.lane != NORMAL for record in records):
@@ -367,7 +368,8 @@ class Publisher:
         self, name: str, entries: Sequence[tuple[int, bytes]], acks: Acks
     ) -> Generator[Pending[Any], Any, list[int]]:
         check_acks(acks)
-        topic: Topic = yield self._topics.ensure(name)
+        numbers = [number for number, _ in entries]
+        topic: Topic = yield self._topics.ensure(name, lambda one: require_partitions(one, numbers))
         bytes_max = self._topics.batch_bytes_max(topic)
         ready = yield from check_batches(topic, entries, bytes_max, self._breath)
         # Meanwhile it may have been made again, and then have other partitions and settings.
@@ -415,11 +417,12 @@ class Publisher:
 
     # ---- finding and gathering
 
-    def _find(self, name: str) -> Target | Pending[Any]:
-        """The topic, or what makes it; the error of one that is not there and is not made."""
+    def _find(self, name: str, records: Sequence[Outgoing] = ()) -> Target | Pending[Any]:
+        """The topic, or what makes it; the error of one that is not there and is not made, as for
+        records that would be refused."""
         topic = self._topics.by_name.get(name)
         if topic is None:
-            return self._topics.ensure(name)
+            return self._topics.ensure(name, lambda one: check_records(one, records))
         target = self._targets.get(name)
         if target is None:
             target = self._targets[name] = Target(topic, self._traffic.of(name))
@@ -559,7 +562,7 @@ class Publisher:
         one = _Once(call, mark_key, Pending())
         target.once.append(one)
         target.once_bytes += call.size
-        self._flying[mark_key] = one.pending
+        self._flying[mark_key] = one
         one.pending.then(lambda _: self._flying.__delitem__(mark_key))
         if target.once_bytes > ONCE_BYTES:
             self._append_once(target)
@@ -600,17 +603,19 @@ class Publisher:
             pending = Pending.failed(error)
         pending.then(done)
 
-    def _repeated(self, target: Target, mark_key: bytes) -> Pending[Published] | None:
-        """What a publish gets whose key was used before; None when it was not."""
+    def _repeated(self, target: Target, mark_key: bytes, count: int) -> Pending[Published] | None:
+        """What a publish of so many records gets whose key was used before; else None."""
         flying = self._flying.get(mark_key)
         if flying is not None:
+            keys.require_count(len(flying.call.fields), count)
             target.traffic.repeats += 1
             repeated: Pending[Published] = Pending()
-            _pass(flying, repeated, lambda one: one._replace(is_duplicate=True))
+            _pass(flying.pending, repeated, lambda one: one._replace(is_duplicate=True))
             return repeated
         mark = self._idempotency.find(mark_key)
         if mark is None:
             return None
+        keys.require_count(sum(part.count for part in mark.parts), count)
         target.traffic.repeats += 1
         return follow(self._placed_before(target.topic, mark_key, mark))
 

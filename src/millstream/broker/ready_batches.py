@@ -102,6 +102,15 @@ def check_batches(
     return ready
 
 
+def require_partitions(topic: Topic, numbers: Sequence[int]) -> None:
+    """The topic has all of them."""
+    for at, number in enumerate(numbers):
+        if not 0 <= number < topic.partitions:
+            error = partition_unknown(topic, number)
+            error.fields["batch"] = at
+            raise error
+
+
 def check_batch(
     topic: Topic,
     number: int,

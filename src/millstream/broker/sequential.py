@@ -23,6 +23,7 @@ from millstream.errors import (
     ConsumerUnknown,
     MillstreamError,
     OffsetOutOfRange,
+    ParameterInvalid,
     PartitionUnknown,
     TooManyGroups,
     TopicUnknown,
@@ -355,6 +356,7 @@ class Sequential:
             consumer_id = self._random_hex(CONSUMER_ID_BYTES)
         else:
             self._known(topic, consumer_id)
+            self._require_same(topic, consumer_id, partition)
         known_to: dict[int, int] = {}
         alone = self._alone(topic, consumer_id) if partition is None else [partition]
         mark = "" if partition is None else ALONE
@@ -404,6 +406,16 @@ class Sequential:
     def _topic_grown(self, topic: Topic) -> None:
         for consumer in [one for one in self._open.values() if one.topic == topic.name]:
             consumer.topic_grown(topic)
+
+    def _require_same(self, topic: Topic, consumer_id: str, partition: int | None) -> None:
+        """With another partition it would read both from then on."""
+        alone = self._alone(topic, consumer_id)
+        if partition is not None and alone and partition not in alone:
+            raise ParameterInvalid(
+                f"consumer {consumer_id} reads {topic.name}/{alone[0]} alone; open another one for "
+                f"partition {partition}",
+                parameter="partition",
+            )
 
     def _begin(self, topic: str, number: int, start: Start) -> int:
         first, end = self._reader.offsets(topic, number)

@@ -227,12 +227,18 @@ class Topics:
     ) -> Pending[Topic]:
         return follow(self._create(name, partitions, settings or {}))
 
-    def ensure(self, name: str) -> Pending[Topic]:
+    def ensure(self, name: str, check: Callable[[Topic], object] | None = None) -> Pending[Topic]:
         """The topic; made when it is not there and the settings allow that. Those who ask in
-        the same moment share one making."""
+        the same moment share one making. `check` raises for what the topic is not to be made for,
+        and gets it as it would be."""
         topic = self.by_name.get(name)
         if topic is not None:
             return Pending.of(topic)
+        if check is not None and self._limits.is_auto_create:
+            try:
+                check(self.imagine(name))
+            except MillstreamError as error:
+                return Pending.failed(error)
         making = self._ensuring.get(name)
         if making is not None:
             return making

@@ -26,6 +26,7 @@ STATUS_OF_ERROR: Mapping[type[MillstreamError], int] = {
     errors.TopicUnknown: HTTPStatus.NOT_FOUND,
     errors.TopicReserved: HTTPStatus.FORBIDDEN,
     errors.TooManyTopics: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.IdempotencyKeyConflict: HTTPStatus.CONFLICT,
     errors.TooManyIdempotencyKeys: HTTPStatus.TOO_MANY_REQUESTS,
     errors.PartitionUnknown: HTTPStatus.NOT_FOUND,
     errors.OffsetOutOfRange: HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,

@@ -72,6 +72,7 @@ _PUBLISH_ERRORS = (
     errors.DelayInvalid,
     errors.TooManySchedules,
     errors.IdempotencyKeyInvalid,
+    errors.IdempotencyKeyConflict,
     errors.TooManyIdempotencyKeys,
     errors.AppendTooLarge,
     *_APPEND_ERRORS,
