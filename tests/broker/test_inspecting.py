@@ -9,6 +9,8 @@ import pytest
 from broker.making import House, RefusingDisk, local_house
 from faults.simulated_disk import SimulatedDisk
 from millstream.broker.inspected_producers import InspectedProducers
+from millstream.broker.topics import Topic, Topics
+from millstream.engine.pending import Pending
 from millstream.errors import (
     DelayInvalid,
     DiskFull,
@@ -17,6 +19,7 @@ from millstream.errors import (
     ProducerFenced,
     SequenceDuplicate,
     SequenceOutOfOrder,
+    TopicUnknown,
 )
 from millstream.log import batch as batches
 from millstream.log.batch import Record
@@ -233,19 +236,12 @@ def test_a_batch_that_is_repeated_on_its_way_is_stored_once(house: House) -> Non
 
 
 def test_a_batch_that_failed_on_its_way_may_come_again() -> None:
-    disks: list[RefusingDisk] = []
-
-    def through(disk: SimulatedDisk) -> Any:
-        disks.append(RefusingDisk(disk))
-        return disks[0]
-
-    house = local_house(through=through).start()
-    house.done(house.broker.topics.create("t", 1, {"inspect": True}))
+    house, disk = full_house()
     assert append(house, sequenced(0, 0)) == 0
-    disks[0].is_full = True
+    disk.is_full = True
     pending, _ = house.broker.sealed_batches.append("t", 0, sequenced(0, 1))
     assert isinstance(house.failed(pending), DiskFull)
-    disks[0].is_full = False
+    disk.is_full = False
     assert append(house, sequenced(0, 1)) == 1
     assert append(house, sequenced(0, 2)) == 2
     assert values(house) == [b"0/0", b"0/1", b"0/2"]
@@ -298,3 +294,146 @@ def test_headers_mean_nothing_in_topics_that_do_not_ask(house: House) -> None:
     house.done(house.broker.topics.alter("t", {"inspect": None}))
     append(house, batch((b"a", [DELAYED])))
     assert [one.headers for one in stored(house)] == [(DELAYED,)]
+
+
+# ---- the setting is changed while a producer writes
+
+
+def inspect(house: House, *, is_on: bool) -> None:
+    house.done(house.broker.topics.alter("t", {"inspect": is_on}))
+
+
+def plain_house(disk: SimulatedDisk | None = None) -> House:
+    house = local_house(disk).start()
+    if "t" not in house.broker.topics.by_name:
+        house.done(house.broker.topics.create("t", 1))
+    return house
+
+
+def test_a_producer_goes_on_when_its_topic_is_inspected_and_when_it_is_not_any_more() -> None:
+    house = plain_house()
+    sequence = 0
+    for is_on in (True, False, True, False):
+        for _ in range(7):
+            assert append(house, sequenced(0, sequence)) == sequence
+            sequence += 1
+        inspect(house, is_on=is_on)
+    with pytest.raises(SequenceOutOfOrder):
+        append(house, sequenced(0, sequence + 1))
+    assert append(house, sequenced(1, 0)) == sequence
+    with pytest.raises(ProducerFenced):
+        append(house, sequenced(0, sequence))
+    assert len(values(house)) == sequence + 1
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_a_batch_from_before_the_change_is_known_when_it_is_repeated(is_on: bool) -> None:
+    house = plain_house()
+    inspect(house, is_on=not is_on)
+    for sequence in range(3):
+        append(house, sequenced(0, sequence))
+    inspect(house, is_on=is_on)
+    assert [append(house, sequenced(0, sequence)) for sequence in (1, 2, 3, 2)] == [1, 2, 3, 2]
+    assert values(house) == [b"0/0", b"0/1", b"0/2", b"0/3"]
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_batches_that_are_on_their_way_at_the_change_are_stored_once(is_on: bool) -> None:
+    house = plain_house()
+    inspect(house, is_on=not is_on)
+    append(house, sequenced(0, 0))
+    house.broker.topics.alter("t", {"inspect": is_on})
+    pending = []
+    for sequence in range(1, 6):
+        pending.append(house.broker.sealed_batches.append("t", 0, sequenced(0, sequence))[0])
+        house.scheduler.turn()
+    pending += [
+        house.broker.sealed_batches.append("t", 0, sequenced(0, sequence))[0]
+        for sequence in range(3, 8)
+    ]
+    house.scheduler.run()
+    assert [one.result() for one in pending] == [1, 2, 3, 4, 5, 3, 4, 5, 6, 7]
+    assert values(house) == [f"0/{sequence}".encode() for sequence in range(8)]
+
+
+@pytest.mark.parametrize("restarts_first", [True, False])
+def test_a_producer_goes_on_after_a_restart_and_a_change(restarts_first: bool) -> None:
+    disk = SimulatedDisk()
+    house = plain_house(disk)
+    append(house, sequenced(0, 0))
+    inspect(house, is_on=True)
+    append(house, sequenced(0, 1))
+    append(house, sequenced(0, 2))
+    if not restarts_first:
+        inspect(house, is_on=False)
+    house.engine.close()
+    house = plain_house(disk)
+    if restarts_first:
+        append(house, sequenced(0, 3))
+        inspect(house, is_on=False)
+        append(house, sequenced(0, 4))
+    append(house, sequenced(0, 5))
+    # The log has it again, also across one more restart.
+    house.engine.close()
+    house = plain_house(disk)
+    assert append(house, sequenced(0, 5)) == (5 if restarts_first else 3)
+    with pytest.raises(SequenceOutOfOrder):
+        append(house, sequenced(0, 7))
+
+
+# ---- what fails
+
+
+def full_house() -> tuple[House, RefusingDisk]:
+    disks: list[RefusingDisk] = []
+
+    def through(disk: SimulatedDisk) -> Any:
+        disks.append(RefusingDisk(disk))
+        return disks[0]
+
+    house = local_house(through=through).start()
+    house.done(house.broker.topics.create("t", 1, {"inspect": True}))
+    return house, disks[0]
+
+
+def test_what_follows_a_batch_that_failed_waits_for_it_to_come_again() -> None:
+    house, disk = full_house()
+    append(house, sequenced(0, 0))
+    disk.is_full = True
+    pending = [
+        house.broker.sealed_batches.append("t", 0, sequenced(0, sequence))[0] for sequence in (1, 2)
+    ]
+    assert isinstance(house.failed(pending[0]), DiskFull)
+    assert isinstance(house.failed(pending[1]), DiskFull)
+    disk.is_full = False
+    with pytest.raises(SequenceOutOfOrder):
+        append(house, sequenced(0, 2))
+    assert [append(house, sequenced(0, sequence)) for sequence in (1, 2, 3)] == [1, 2, 3]
+    assert values(house) == [b"0/0", b"0/1", b"0/2", b"0/3"]
+
+
+def test_those_that_wait_are_not_stored_in_another_topic_of_that_name(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics = house.broker.topics
+    noted: Pending[Topic] = Pending()
+    monkeypatch.setattr(Topics, "use_lanes", lambda *_: noted)
+    datas = [batch((b"a", [("ms-lane", b"low")])), batch((b"b", []))]
+    pending = [house.broker.sealed_batches.append("t", 0, data)[0] for data in datas]
+    house.done(topics.delete("t"))
+    noted.succeed(house.done(topics.create("t", 1, {"inspect": True})))
+    assert all(isinstance(house.failed(one), TopicUnknown) for one in pending)
+    assert stored(house) == []
+
+
+def test_a_batch_is_told_when_its_lane_is_refused_at_once(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: Pending[Topic] = Pending.failed(DiskFull("full"))
+    with monkeypatch.context() as changed:
+        changed.setattr(Topics, "use_lanes", lambda *_: refused)
+        data = batch((b"a", [("ms-lane", b"low")]))
+        pending, _ = house.broker.sealed_batches.append("t", 0, data)
+        assert isinstance(house.failed(pending), DiskFull)
+    # Nobody waits behind it.
+    assert append(house, data) == 0

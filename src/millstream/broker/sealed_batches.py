@@ -17,6 +17,7 @@ from millstream.broker.topics import partition_unknown
 from millstream.errors import BatchInvalid, TimestampInvalid
 from millstream.log import batch as batches
 from millstream.log.partition import PartitionId
+from millstream.log.producers import has_sequence
 
 if TYPE_CHECKING:
     from millstream.broker.publishing import Publisher
@@ -66,7 +67,7 @@ class SealedBatches:
         clock: Clock,
     ) -> None:
         self._engine = engine
-        self._inspector = Inspector(publisher, topics, clock)
+        self._inspector = Inspector(engine, publisher, topics, clock)
         self._topics = topics
         self._traffic = traffic
         self._clock = clock
@@ -86,7 +87,7 @@ class SealedBatches:
         if target.is_compacted:
             _require_keys(target.topic, data)
         append_time_ms = self._clock.wall_ms() if target.is_append_time else NO_TIME
-        if target.is_inspected:
+        if target.is_inspected or self._inspector.minds(target.topic, number, header):
             pending = self._inspector.append(
                 target.topic,
                 number,
@@ -114,6 +115,8 @@ class SealedBatches:
             traffic.bytes_in += header.size
 
         pending.then(count)
+        if has_sequence(header):
+            self._inspector.closed(target.topic.name, number, header, pending)
         return pending
 
     def _forget(self, topic: Topic) -> None:

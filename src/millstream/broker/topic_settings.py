@@ -347,6 +347,9 @@ class StoredTopic(msgspec.Struct, frozen=True):
     settings: Given = {}
     # Stored before the first record of another lane than normal is appended.
     uses_lanes: bool = False
+    # Of each partition, its end when `inspect` was last switched off: batches before it may have
+    # been opened, so what the log knows of their producers' sequences is not the last.
+    opened_to: tuple[int, ...] = ()
 
 
 def known_settings(given: Mapping[str, object]) -> tuple[Given, list[str]]:

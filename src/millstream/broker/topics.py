@@ -58,6 +58,8 @@ class Topic(NamedTuple):
     given: Given
     # Whether it ever had, or is about to have, a record of another lane than normal.
     uses_lanes: bool = False
+    # As it is stored.
+    opened_to: tuple[int, ...] = ()
 
 
 class PartitionFacts(NamedTuple):
@@ -327,10 +329,13 @@ class Topics:
         topic = self.get(name)
         given = merge(topic.given, changes)
         effective = self._defaults.effective(given)
-        stored = StoredTopic(name, topic.created_ms, given, topic.uses_lanes)
+        opened_to = topic.opened_to
+        if topic.settings.inspect and not effective.inspect:
+            opened_to = self._ends(topic)
+        stored = StoredTopic(name, topic.created_ms, given, topic.uses_lanes, opened_to)
         with self._changing(name):
             yield self._views.change(self._view, [(topic.uuid.bytes, msgspec.json.encode(stored))])
-            topic = topic._replace(settings=effective, given=given)
+            topic = topic._replace(settings=effective, given=given, opened_to=opened_to)
             self._show(topic)
             yield self._engine.alter(name, settings=self._defaults.for_engine(effective))
         return topic
@@ -350,7 +355,9 @@ class Topics:
         topic = self.get(name)
         if topic.uses_lanes:
             return topic
-        stored = StoredTopic(name, topic.created_ms, topic.given, uses_lanes=True)
+        stored = StoredTopic(
+            name, topic.created_ms, topic.given, uses_lanes=True, opened_to=topic.opened_to
+        )
         with self._changing(name):
             yield self._views.change(self._view, [(topic.uuid.bytes, msgspec.json.encode(stored))])
             topic = topic._replace(uses_lanes=True)
@@ -500,13 +507,25 @@ class Topics:
                 stored.created_ms,
                 stored.settings,
                 stored.uses_lanes,
+                stored.opened_to,
             )
             self._show(topic)
+            self._forget_sequences(topic)
             settings = self._defaults.for_engine(effective)
             if settings != self._defaults.partition:
                 yield self._engine.alter(made.name, settings=settings)
         if orphans:
             yield self._views.change(self._view, [(key, None) for key in orphans])
+
+    def _ends(self, topic: Topic) -> tuple[int, ...]:
+        ids = [PartitionId(topic.name, number) for number in range(topic.partitions)]
+        return tuple(self._engine.offsets(id).high_watermark for id in ids)
+
+    def _forget_sequences(self, topic: Topic) -> None:
+        """Those from before batches were opened: the log was not told of later ones."""
+        ends = self._ends(topic) if topic.settings.inspect else topic.opened_to
+        for number, end in enumerate(ends[: topic.partitions]):
+            self._engine.forget_producers(PartitionId(topic.name, number), end)
 
     def _stored(self, uuid: bytes, name: str) -> StoredTopic:
         """A topic without a record, as another program may have made it, has the defaults."""
@@ -521,7 +540,7 @@ class Topics:
         good, bad = known_settings(stored.settings)
         if bad:
             _logger().warning("settings of a topic not known", topic=name, settings=bad)
-        return StoredTopic(name, stored.created_ms, good, stored.uses_lanes)
+        return StoredTopic(name, stored.created_ms, good, stored.uses_lanes, stored.opened_to)
 
 
 def refuse_reserved(name: str) -> None:

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from millstream.log.batch import Data, Header
     from millstream.log.disk import Disk
     from millstream.log.partition import Partition, PartitionId, PartitionSettings, ReadPlan
+    from millstream.log.producers import Producer
     from millstream.log.recovery import Finding
     from millstream.log.segment import Loaded
     from millstream.log.store import Store, Topic
@@ -435,6 +436,15 @@ class LocalEngine:
 
     def leader_epoch(self, id: PartitionId) -> int:
         return self._running().partition(id).leader_epoch
+
+    def producer(self, id: PartitionId, producer_id: int) -> Producer | None:
+        return self._running().partition(id).producers.by_id.get(producer_id)
+
+    def set_producer(self, id: PartitionId, producer_id: int, known: Producer | None) -> None:
+        self._running().partition(id).producers.put(producer_id, known)
+
+    def forget_producers(self, id: PartitionId, before: int) -> None:
+        self._running().partition(id).producers.forget_before(before)
 
     def epoch_end(self, id: PartitionId, epoch: int) -> tuple[int, int]:
         return self._running().partition(id).epoch_end(epoch)

@@ -241,6 +241,15 @@ class MemoryEngine:
         self._partition(id)
         return 0
 
+    def producer(self, id: PartitionId, producer_id: int) -> Producer | None:
+        return self._partition(id).producers.by_id.get(producer_id)
+
+    def set_producer(self, id: PartitionId, producer_id: int, known: Producer | None) -> None:
+        self._partition(id).producers.put(producer_id, known)
+
+    def forget_producers(self, id: PartitionId, before: int) -> None:
+        self._partition(id).producers.forget_before(before)
+
     def epoch_end(self, id: PartitionId, epoch: int) -> tuple[int, int]:
         partition = self._partition(id)
         return (-1, -1) if epoch < 0 or not partition.next_offset else (0, partition.next_offset)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from millstream.engine.pending import Pending
     from millstream.log.batch import Data, Header
     from millstream.log.partition import PartitionId, PartitionSettings
+    from millstream.log.producers import Producer
     from millstream.log.segment import Chunk
     from millstream.log.store import Topic
     from millstream.log.view_snapshot import ViewSnapshot
@@ -199,6 +200,20 @@ class Engine(Protocol):
 
     def producer_id(self) -> Pending[int]:
         """An id that nobody has, or had."""
+        ...
+
+    def producer(self, id: PartitionId, producer_id: int) -> Producer | None:
+        """What a partition knows of an idempotent producer."""
+        ...
+
+    def set_producer(self, id: PartitionId, producer_id: int, known: Producer | None) -> None:
+        """Somebody else checks this producer's sequences from now on (None), or did so until now.
+        Not durable: after a start the partition knows what its batches say."""
+        ...
+
+    def forget_producers(self, id: PartitionId, before: int) -> None:
+        """Producers whose last batch lies before an offset may go on at any sequence. As
+        `set_producer`, this is not durable."""
         ...
 
     def health(self) -> Health: ...

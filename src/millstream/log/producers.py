@@ -100,6 +100,16 @@ class Producers:
         else:
             self.by_id[producer_id] = before
 
+    def put(self, producer_id: int, known: Producer | None) -> None:
+        """What is known of one from now on; with None, nothing."""
+        self.undo(producer_id, known)
+
+    def forget_before(self, offset: int) -> None:
+        """Forget those whose last batch lies before an offset."""
+        gone = [id_ for id_, known in self.by_id.items() if known.sent[-1].base_offset < offset]
+        for id_ in gone:
+            del self.by_id[id_]
+
     def expire(self, older_than_ms: int) -> int:
         """Forget producers that were silent for long; answers how many."""
         gone = [id_ for id_, known in self.by_id.items() if known.last_ms < older_than_ms]
