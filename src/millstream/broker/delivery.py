@@ -364,6 +364,7 @@ class Delivery:
     def _start(self) -> Generator[Pending[Any], Any, None]:
         shares = yield self._shares.load()
         now_ms = self._shares.around.clock.wall_ms()
+        self._settling.begin()
         for share in shares:
             for ledger in share.ledgers:
                 self._arm(share, ledger.partition, now_ms)

@@ -5,7 +5,9 @@ is durable; until then the record is busy, and nobody else can settle it. A reco
 out comes back without a word in the journal: the deadline is there already.
 
 A record that failed for good goes to the dead letters in one append with its settling. While the
-group's breaker is open it is retried later instead.
+group's breaker is open, one that used up its deliveries is retried later instead. A reject is a
+verdict on the record and says nothing of the group: it is buried whatever the breaker says, and
+the breaker does not count it.
 """
 
 from __future__ import annotations
@@ -45,6 +47,9 @@ if TYPE_CHECKING:
 
 # A record that could not be brought to the dead letters is tried again after so long.
 AGAIN_SECONDS = 1.0
+# Leases that ran out while the broker was down are no failures of the group's workers, and neither
+# are those that end before workers had a chance to come back: the breaker does not count them.
+START_SECONDS = 10.0
 # What goes to the dead letters in one append, with room for headers of 8 KiB: an atomic append
 # may have 64 MiB.
 BURY_RECORDS = 1_000
@@ -52,12 +57,18 @@ BURY_BYTES = 16 * 1024 * 1024
 
 
 class Settling:
-    __slots__ = ("_dead_letters", "_granting", "_shares")
+    __slots__ = ("_dead_letters", "_granting", "_judged_from_s", "_shares")
 
     def __init__(self, shares: Shares, dead_letters: DeadLetters) -> None:
         self._shares = shares
         self._dead_letters = dead_letters
         self._granting: Granting | None = None
+        # From when on the breaker counts leases that run out.
+        self._judged_from_s = 0.0
+
+    def begin(self) -> None:
+        """At a start, before leases are armed."""
+        self._judged_from_s = self._now() + START_SECONDS
 
     def grant_by(self, granting: Granting) -> None:
         self._granting = granting
@@ -252,7 +263,7 @@ class Settling:
                         delay_ms = backoff_ms(settings, one.deliveries)
                     one.when_ms, one.wait_ms = now_ms + delay_ms, delay_ms
                     again.append(failed)
-        self._judge(share, failed=len(work.failed))
+        self._judge(share, failed=sum(one.settle.kind == "nack" for one in work.failed))
         if again:
             self._retry(request, share, ledger, again)
         for reason, kind in (("rejected", "reject"), ("deliveries", "nack")):
@@ -337,7 +348,8 @@ class Settling:
         self._shares.renew((share,))
         most = share.topic.settings.deliveries_max
         share.crew.counts.timeouts += len(ones)
-        self._judge(share, failed=len(ones))
+        if self._now() >= self._judged_from_s:
+            self._judge(share, failed=len(ones))
         last: list[Open] = []
         for one in ones:
             grant = one.grant
@@ -439,7 +451,7 @@ class Settling:
             if ledger.epoch == epoch:
                 self._gone(share, ledger, ones)
             return outcome, 0
-        if share.crew.breaker.is_open(self._now()):
+        if reason == "deliveries" and share.crew.breaker.is_open(self._now()):
             delay_ms = topic.settings.retry_delay_max_ms
             when_ms = self._shares.around.clock.wall_ms() + delay_ms
             for one in ones:

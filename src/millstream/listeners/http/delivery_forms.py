@@ -206,7 +206,8 @@ def settle_forms(options: DeliveryOptions) -> dict[str, Form]:
             "reject",
             "Failed for good: move messages to the dead letters",
             _settle("Reject", error),
-            "They are in the dead letters when this is answered.",
+            "They are in the dead letters when this is answered, also while the group's circuit "
+            "breaker is open. Where the topic has no dead letters they are dropped.",
         ),
         (
             "release",
