@@ -15,7 +15,7 @@ import pytest
 from broker_process import BrokerProcess
 from client.scripted import LossyProxy, Request, run, until
 from millstream.client import AsyncClient, Consumer, Received
-from millstream.errors import ParameterInvalid, TopicUnknown
+from millstream.errors import MemberUnknown, ParameterInvalid, TopicUnknown
 
 
 async def fill(client: AsyncClient, topic: str, count: int, start: int = 0) -> None:
@@ -94,6 +94,34 @@ def test_in_manual_mode_only_commit_commits(broker: BrokerProcess) -> None:
                 assert [one.text for one in await consumer.take(3)] == ["3", "4", "5"]
             (committed,) = await client.groups.offsets("g")
             assert committed.offset == 3
+
+    run(scenario())
+
+
+def test_what_was_taken_before_a_session_ended_is_not_said_to_be_committed(
+    broker: BrokerProcess,
+) -> None:
+    async def scenario() -> None:
+        async with AsyncClient(broker.url("")) as client:
+            await client.topics.create("t", partitions=1)
+            await fill(client, "t", 10)
+            async with client.consumer(
+                "t", group="g", commit="manual", auto_offset_reset="earliest"
+            ) as consumer:
+                assert len(await consumer.take(3)) == 3
+                member = {"member_id": consumer.statistics().member_id}
+                await client._transport.ask(
+                    "POST", "/v1/groups/g/leave", json.dumps(member).encode()
+                )
+                await until(lambda: consumer.statistics().joins == 2, "a new session")
+                for _ in range(3):
+                    with pytest.raises(MemberUnknown):
+                        await consumer.commit()
+                assert [one.text for one in await consumer.take(2)] == ["0", "1"]
+                await consumer.commit()
+                await consumer.commit()
+            (committed,) = await client.groups.offsets("g")
+            assert committed.offset == 2
 
     run(scenario())
 

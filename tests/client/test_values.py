@@ -12,7 +12,7 @@ import pytest
 from client.scripted import run
 from millstream.client import AsyncClient
 from millstream.client.values import encode_json, encode_value
-from millstream.errors import BodyInvalid
+from millstream.errors import BodyInvalid, ParameterInvalid
 
 Reading = dataclasses.make_dataclass("Reading", [("celsius", float), ("note", object, None)])
 Total = msgspec.defstruct("Total", [("per_day", float)], rename="camel")
@@ -66,5 +66,52 @@ def test_nothing_is_sent_of_a_message_with_a_number_that_json_does_not_have() ->
                 await client.publish("t", {"total": math.nan})
             with pytest.raises(BodyInvalid):
                 await client.queues.enqueue("q", {"total": math.inf})
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "parameter", "named"),
+    [
+        ({"key": 5}, "key", "int"),
+        ({"key": ["a"]}, "key", "list"),
+        ({"headers": [("a", "1")]}, "headers", "list"),
+        ({"headers": {"a": 1}}, "headers", "'a'"),
+        ({"headers": {1: "a"}}, "headers", "1"),
+    ],
+)
+def test_what_no_record_can_have_is_refused_by_name(
+    wrong: dict[str, Any], parameter: str, named: str
+) -> None:
+    async def scenario() -> None:
+        async with AsyncClient("http://127.0.0.1:1", retry_s=0) as client:
+            producer = client.producer()
+            for attempt in (
+                client.publish("t", 1, **wrong),
+                client.topics.publish_many("t", [{"value": 1, **wrong}]),
+                producer.send("t", 1, **wrong),
+            ):
+                with pytest.raises(ParameterInvalid) as caught:
+                    await attempt
+                assert caught.value.fields["parameter"] == parameter
+                assert named in caught.value.message
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (1, "message 1 is of type int"),
+        ("a", "message 1 is of type str"),
+        ({}, "message 1 has no value"),
+        ({"value": 1, "time": 5}, "message 1 has time, which no message has"),
+    ],
+)
+def test_one_of_many_messages_that_is_none_is_named(message: Any, why: str) -> None:
+    async def scenario() -> None:
+        async with AsyncClient("http://127.0.0.1:1", retry_s=0) as client:
+            with pytest.raises(ParameterInvalid, match=why):
+                await client.topics.publish_many("t", [{"value": 1}, message])
 
     run(scenario())

@@ -118,6 +118,8 @@ class Consumer:
         self._error: Exception | None = None
         self._is_closed = False
         self._lost = asyncio.Event()
+        # The session ended with records taken that were not committed, and none was taken since.
+        self._has_lost = False
         self._committing = asyncio.Lock()
         self._giving_up: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -151,8 +153,16 @@ class Consumer:
 
     async def commit(self) -> None:
         """Commit all that was taken, with what is in the caller's hands. Durable when it
-        returns. What was taken from a topic that is gone is not committed anywhere."""
+        returns. What was taken from a topic that is gone is not committed anywhere. When the
+        session ended since, nothing that was taken before can be committed, and comes again: that
+        is MemberUnknown, until the next record is taken."""
         self._finish()
+        if self._has_lost:
+            raise MemberUnknown(
+                f"the session of group {self._membership.group} ended before what was taken could "
+                "be committed; it is delivered again",
+                group=self._membership.group,
+            )
         await self._commit_what_is_left()
 
     async def close(self, *, is_done: bool = True) -> None:
@@ -205,6 +215,8 @@ class Consumer:
         count = min(count_max, len(self._buffer))
         taken = [self._buffer.popleft() for _ in range(count)]
         self._in_hand = taken
+        if taken:
+            self._has_lost = False
         self._received += count
         if len(self._buffer) <= self._buffer_records // 2:
             self._room.set()
@@ -280,6 +292,7 @@ class Consumer:
         self._newest = standing
         self._assignment = standing.assignment
         self._since = dict.fromkeys(standing.held, standing.generation)
+        self._has_lost = self._has_lost or bool(self._in_hand) or self._has_news()
         self._buffer.clear()
         self._in_hand = []
         self._done.clear()
@@ -449,6 +462,9 @@ class Consumer:
                 one: offset for one, offset in news.items() if self._since.get(one) == since[one]
             }
             self._commits += len(news)
+
+    def _has_news(self) -> bool:
+        return any(at > self._committed.get(one, -1) for one, at in self._done.items())
 
     async def _say_goodbye(self) -> None:
         if self._is_auto:

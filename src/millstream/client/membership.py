@@ -92,7 +92,7 @@ class Membership:
 
     def __init__(self, transport: Transport, group: str, retry: RetryPolicy) -> None:
         self._transport = transport
-        self._group = group
+        self.group = group
         self._retry = retry
 
     async def join(self, options: JoinOptions, member_id: str | None) -> Joined:
@@ -119,7 +119,7 @@ class Membership:
             "timeout": f"{wait_s:g}",
             "received": received,
         }
-        path = f"{group_path(self._group, 'poll')}?{urlencode(asked)}"
+        path = f"{group_path(self.group, 'poll')}?{urlencode(asked)}"
         try:
             reply = await self._transport.ask("GET", path, hold_s=wait_s, retry=self._retry)
         except ParameterInvalid as error:
@@ -161,7 +161,7 @@ class Membership:
         # A join whose answer was lost leaves a member behind that nobody is; its session ends.
         reply = await self._transport.ask(
             "POST",
-            group_path(self._group, verb),
+            group_path(self.group, verb),
             encode_json(body),
             is_repeatable=True,
             retry=retry or self._retry,

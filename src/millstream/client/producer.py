@@ -31,6 +31,7 @@ from millstream.client.values import (
     Key,
     Value,
     encode_headers,
+    encode_key,
     encode_value,
 )
 from millstream.errors import ClientClosed, ParameterInvalid
@@ -132,7 +133,9 @@ class Producer:
             size += len(data)
         key_bytes: bytes | None = None
         if key is not None:
-            key_bytes = key.encode() if isinstance(key, str) else key
+            # A text as it is, in one step: this is the way of every record.
+            key_bytes = key.encode() if type(key) is str else encode_key(key)
+            assert key_bytes is not None
             size += len(key_bytes)
         level = NORMAL if lane is None else lane_of_word(lane)
         if headers or own or level != NORMAL:

@@ -19,6 +19,7 @@ from millstream.client.values import (
     When,
     encode_json,
     message_body,
+    message_body_of,
 )
 
 Acks: TypeAlias = Literal["none", "leader", "all"]
@@ -187,7 +188,7 @@ class Topics:
         """Store all of them, or none. Each is what `publish` takes, by name: `value`, and
         `key`, `headers`, `timestamp_ms`, `partition`, `lane`, `delay`, `deliver_at`
         where wanted."""
-        bodies = [message_body(**message) for message in messages]  # type: ignore[arg-type]
+        bodies = [message_body_of(message, index) for index, message in enumerate(messages)]
         body = encode_json({"messages": bodies})
         reply = await self._publish(name, "batch", body, acks, idempotency_key)
         placed = msgspec.json.decode(reply, type=_AllPlaced).placed

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from millstream.errors import BodyInvalid, HeaderInvalid
+from millstream.errors import BodyInvalid, HeaderInvalid, ParameterInvalid
 from millstream.wire.batches import (
     OWN_PREFIX,
     TYPE_HEADER,
@@ -155,9 +155,45 @@ def _refuse_lost_numbers(value: object) -> None:
             left += [(f"{path}[{at}]", one[at]) for at in reversed(range(len(one)))]
 
 
+def encode_key(key: Key) -> bytes | None:
+    if key is None or type(key) is bytes:
+        return key
+    if isinstance(key, str):
+        return key.encode()
+    if isinstance(key, bytes | bytearray | memoryview):
+        return bytes(key)
+    raise _no_key(key)
+
+
+def _no_key(key: object) -> ParameterInvalid:
+    return ParameterInvalid(
+        f"key is of type {type(key).__name__}; it must be bytes, text or None", parameter="key"
+    )
+
+
+def _check_headers(headers: Any) -> None:
+    """Before anything is done with what a caller gave, whatever it is."""
+    if type(headers) is not dict and not isinstance(headers, Mapping):
+        raise ParameterInvalid(
+            f"headers are of type {type(headers).__name__}; they must be a dict of names, each "
+            "with bytes, a text or None",
+            parameter="headers",
+        )
+    for name, value in headers.items():
+        if not isinstance(name, str) or not (
+            value is None or isinstance(value, str | bytes | bytearray | memoryview)
+        ):
+            raise ParameterInvalid(
+                f"the header {name!r} is of type {type(value).__name__}; its name must be a text, "
+                "and its value bytes, a text or None",
+                parameter="headers",
+            )
+
+
 def encode_headers(headers: HeaderMap | None) -> Headers:
     if not headers:
         return ()
+    _check_headers(headers)
     for name in headers:
         if not name or name.startswith(OWN_PREFIX):
             raise HeaderInvalid(
@@ -234,11 +270,12 @@ def message_body(
             body["value"] = msgspec.Raw(data) if marks else data.decode()
         else:
             body["value"] = None
-    if isinstance(key, bytes):
-        body |= {"key": _base64(key), "key_encoding": "base64"}
-    elif key is not None:
+    if isinstance(key, str):
         body["key"] = key
+    elif key is not None:
+        body |= {"key": _base64(encode_key(key) or b""), "key_encoding": "base64"}
     if headers:
+        _check_headers(headers)
         body["headers"] = {name: _header_body(text) for name, text in headers.items()}
     if timestamp_ms is not None:
         body["timestamp_ms"] = timestamp_ms
@@ -253,6 +290,30 @@ def message_body(
             deliver_at.isoformat() if isinstance(deliver_at, datetime) else deliver_at
         )
     return body
+
+
+# What a message of many may have, by name.
+MESSAGE_NAMES = frozenset(
+    ("value", "key", "headers", "timestamp_ms", "partition", "lane", "delay", "deliver_at")
+)
+
+
+def message_body_of(message: Mapping[str, object], index: int) -> dict[str, object]:
+    """One of many, given by the names of what `message_body` takes."""
+    if not isinstance(message, Mapping):
+        raise ParameterInvalid(
+            f"message {index} is of type {type(message).__name__}; each must be a dict such as "
+            "{'value': 1, 'key': 'a'}",
+            parameter="messages",
+        )
+    if not (message.keys() <= MESSAGE_NAMES and "value" in message):
+        wrong = ", ".join(sorted(str(name) for name in message.keys() - MESSAGE_NAMES))
+        why = f"has {wrong}, which no message has" if wrong else "has no value"
+        raise ParameterInvalid(
+            f"message {index} {why}; there are {', '.join(sorted(MESSAGE_NAMES))}",
+            parameter="messages",
+        )
+    return message_body(**message)  # type: ignore[arg-type]
 
 
 def delay_body(delay: Delay) -> object:
@@ -270,7 +331,7 @@ def _header_bytes(text: str | dict[str, str] | None) -> bytes | None:
 
 
 def _header_body(value: bytes | str | None) -> object:
-    return {"base64": _base64(value)} if isinstance(value, bytes) else value
+    return value if value is None or isinstance(value, str) else {"base64": _base64(bytes(value))}
 
 
 def _base64(data: bytes) -> str:
