@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any, Optional
 from urllib.parse import quote, urlencode
 
@@ -11,6 +12,7 @@ import typer
 from millstream.cli.pairs import Unset, changes_of, pairs_of
 from millstream.cli.printing import print_json, print_page, print_table, show_setting, show_time
 from millstream.cli.remote import Ca, Remote, Server, tls_of
+from millstream.errors import MillstreamError
 from millstream.wire.places import DEFAULT_SERVER
 
 app = typer.Typer(
@@ -116,20 +118,42 @@ def alter(  # noqa: PLR0917  typer calls it by name
     changes = changes_of(settings, unset)
     if not changes and partitions is None:
         raise typer.BadParameter("say what to change: --set, --unset or --partitions")
-    remote = Remote(server, ca)
-    page: Any = None
-    if changes:
-        body = msgspec.json.encode({"settings": changes})
-        page = remote.call("PATCH", _path(name), body).json()
-    if partitions is not None:
-        body = msgspec.json.encode({"partitions": partitions})
-        page = remote.call("POST", f"{_path(name)}/partitions", body).json()
+    page = _alter(Remote(server, ca), name, changes, partitions)
     if as_json:
         print_json(page)
         return
     said = [f"{key}={show_setting(key, page['settings'][key])}" for key in changes]
     said += [_count(page["partitions"], "partition")] if partitions is not None else []
     print(f"{name} has {', '.join(said)}")
+
+
+def _alter(
+    remote: Remote, name: str, changes: dict[str, str | None], partitions: int | None
+) -> Any:
+    """Settings first, because they can be changed back, and partitions stay. But not before it is
+    clear that there are to be more partitions: what is refused for that changes nothing."""
+    steps: list[tuple[str, str, str, object]] = []
+    if changes:
+        said = "the settings are changed"
+        steps.append(("PATCH", _path(name), said, {"settings": changes}))
+    if partitions is not None:
+        said = f"there are {_count(partitions, 'partition')}"
+        steps.append(("POST", f"{_path(name)}/partitions", said, {"partitions": partitions}))
+    if partitions is not None and changes:
+        has = remote.call("GET", _path(name)).json()["partitions"]
+        if partitions <= has:
+            steps.reverse()
+    page: Any = None
+    done = ""
+    for method, path, said, body in steps:
+        try:
+            page = remote.call(method, path, msgspec.json.encode(body)).json()
+        except MillstreamError:
+            if done:
+                print(f"mill: {name}: {done}, but then:", file=sys.stderr)
+            raise
+        done = said
+    return page
 
 
 @app.command()
