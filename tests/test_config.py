@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -311,3 +312,50 @@ def test_a_second_address_of_kafka_with_tls_needs_a_certificate_and_a_port_of_it
     assert load_settings(flags=flags | either, environment={}).kafka is not None
     alone = load_settings(flags=flags | {"kafka": "off"}, environment={})
     assert (alone.kafka, alone.kafka_tls) == (None, Address("127.0.0.1", 9093))
+
+
+LISTENERS = ("http", "kafka", "kafka_tls", "metrics")
+
+
+@pytest.mark.parametrize(("first", "second"), list(combinations(LISTENERS, 2)))
+@pytest.mark.parametrize(
+    ("one", "other", "clashes"),
+    [
+        ("127.0.0.1:7000", "127.0.0.1:7000", True),
+        ("127.0.0.1:7000", "0.0.0.0:7000", True),
+        ("[::]:7000", "[::1]:7000", True),
+        ("0.0.0.0:7000", "broker.example:7000", True),
+        ("localhost:7000", "127.0.0.1:7000", True),
+        ("127.0.0.1:0", "127.0.0.1:0", False),
+        ("127.0.0.1:7000", "127.0.0.1:7001", False),
+        ("127.0.0.1:7000", "127.0.0.2:7000", False),
+        ("0.0.0.0:7000", "[::]:7000", False),
+    ],
+)
+def test_listeners_are_not_where_another_one_is(  # noqa: PLR0917  two listeners, two addresses
+    tmp_path: Path, first: str, second: str, one: str, other: str, clashes: bool
+) -> None:
+    (tmp_path / "file.pem").write_text("")
+    flags = {first: one, second: other}
+    flags |= dict.fromkeys(("tls_cert", "tls_key"), str(tmp_path / "file.pem"))
+    if not clashes:
+        load_settings(flags=flags, environment={})
+        return
+    with pytest.raises(SettingInvalid, match=f"{second} = .* is where {first} listens too; use"):
+        load_settings(flags=flags, environment={})
+
+
+@pytest.mark.parametrize("name", ["kafka_advertised", "kafka_tls_advertised"])
+@pytest.mark.parametrize("address", ["0.0.0.0:9092", "[::]:9092"])
+def test_clients_are_not_told_to_go_everywhere(tmp_path: Path, name: str, address: str) -> None:
+    (tmp_path / "file.pem").write_text("")
+    flags = {"kafka_tls": "127.0.0.1:9093", name: address}
+    flags |= dict.fromkeys(("tls_cert", "tls_key"), str(tmp_path / "file.pem"))
+    with pytest.raises(SettingInvalid, match=f"{name} = .* is no address that a client could go"):
+        load_settings(flags=flags, environment={})
+
+
+def test_an_advertised_address_with_tls_needs_a_listener_with_tls() -> None:
+    flags = {"kafka": "127.0.0.1:9092", "kafka_tls_advertised": "broker.example:9093"}
+    with pytest.raises(SettingInvalid, match="is for clients of kafka_tls, which is `off`"):
+        load_settings(flags=flags, environment={})

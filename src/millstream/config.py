@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from itertools import combinations
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -326,9 +327,9 @@ _LOGS = _section(
         "request_log",
         Choice(("on", "off")),
         "off",
-        "Whether each HTTP request is a message too: method, path, status, bytes, duration and "
-        "who asked, at the level `info`. It costs a good part of the request rate, so it is for "
-        "finding things out.",
+        "Whether each request over HTTP and Kafka's protocol is a message too, at the level "
+        "`info`: method, path and status, or API, version and client id, with bytes, duration and "
+        "who asked. It costs a good part of the request rate, so it is for finding things out.",
     ),
 )
 
@@ -521,6 +522,29 @@ _Check = tuple[
     str,
     Callable[[Mapping[str, Any]], str],
 ]
+_ADDRESSES = ("http", "grpc", "kafka", "kafka_tls", "metrics")
+
+
+def _apart(name: str, other: str) -> _Check:
+    def agree(values: Mapping[str, Any]) -> bool:
+        one, two = values[name], values[other]
+        return one is None or two is None or not one.clashes_with(two)
+
+    more = ": HTTP answers /metrics as well" if (name, other) == ("metrics", "http") else ""
+    right = f"use another port, or `off`{more}"
+    return (name, (name, other), agree, f"is where {other} listens too", lambda _: right)
+
+
+def _reachable(name: str) -> _Check:
+    return (
+        name,
+        (name,),
+        lambda v: v[name] is None or not v[name].is_everywhere,
+        "is no address that a client could go to",
+        lambda _: "use a name or an address of this machine that clients reach",
+    )
+
+
 _CHECKS: tuple[_Check, ...] = (
     (
         "message_bytes_max",
@@ -582,13 +606,6 @@ _CHECKS: tuple[_Check, ...] = (
         lambda v: f"use at most retention_age, {show_duration(v['retention_age_ms'])}",
     ),
     (
-        "metrics",
-        ("metrics", "http"),
-        lambda v: v["metrics"] is None or v["metrics"].port == 0 or v["metrics"] != v["http"],
-        "is where http listens too",
-        lambda _: "use another port, or `off`: HTTP answers /metrics as well",
-    ),
-    (
         "tls_cert",
         ("tls_cert", "tls_key"),
         lambda v: v["tls_cert"] is not None or v["tls_key"] is None,
@@ -610,12 +627,14 @@ _CHECKS: tuple[_Check, ...] = (
         lambda _: "set tls_cert and tls_key too, or use `off`",
     ),
     (
-        "kafka_tls",
-        ("kafka", "kafka_tls"),
-        lambda v: v["kafka"] is None or v["kafka"].port == 0 or v["kafka"] != v["kafka_tls"],
-        "is where kafka listens too",
-        lambda _: "use another port, such as 9093, or set kafka to `off`",
+        "kafka_tls_advertised",
+        ("kafka_tls_advertised", "kafka_tls"),
+        lambda v: v["kafka_tls_advertised"] is None or v["kafka_tls"] is not None,
+        "is for clients of kafka_tls, which is `off`",
+        lambda _: "set kafka_tls too; what `kafka` tells its clients is kafka_advertised",
     ),
+    *(_reachable(name) for name in ("kafka_advertised", "kafka_tls_advertised")),
+    *(_apart(name, other) for other, name in combinations(_ADDRESSES, 2)),
 )
 
 

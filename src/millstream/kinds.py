@@ -66,6 +66,19 @@ class Address:
         except ValueError:
             return False
 
+    def clashes_with(self, other: Address) -> bool:
+        """Whether two listeners cannot both be there. What a name means is not looked up."""
+        if self.port != other.port or self.port == 0:
+            return False
+        if self.host == other.host:
+            return True
+        hosts = [_host_or_none(one.host) for one in (self, other)]
+        if None in hosts:
+            everywhere = self.is_everywhere or other.is_everywhere
+            return everywhere or (self.is_loopback and other.is_loopback)
+        versions = {one.version for one in hosts if one is not None}
+        return len(versions) == 1 and (self.is_everywhere or other.is_everywhere)
+
 
 @dataclass(frozen=True, slots=True)
 class Size:
@@ -212,6 +225,13 @@ class File:
 
     def show(self, value: object) -> str:
         return "" if value is None else str(value)
+
+
+def _host_or_none(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
