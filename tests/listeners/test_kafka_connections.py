@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import mmap
 import ssl
 from typing import TYPE_CHECKING, cast
@@ -428,3 +429,21 @@ def test_with_tls_nothing_else_is_spoken() -> None:
             assert b"\0\0\0\0" not in (await plain.reader.read())[4:8]
 
     run(scenario())
+
+
+def test_a_client_that_closes_leaves_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    authority = trustme.CA()
+    ours, theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    authority.issue_cert("127.0.0.1").configure_cert(ours)
+    authority.configure_trust(theirs)
+
+    async def scenario() -> None:
+        async with Scene(tls=ours) as scene:
+            client = await scene.connect(theirs)
+            client.send(ApiVersionsRequest(), 0)
+            await client.frame()
+            client.writer.close()
+            await until(lambda: not scene.shared.connections, "it is gone")
+
+    run(scenario())
+    assert [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING] == []

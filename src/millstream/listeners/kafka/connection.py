@@ -304,9 +304,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         """A client that sends no more may still read its answers, but not wait for any: as a rule
-        it is gone."""
+        it is gone. With TLS there is no such half of a connection."""
         self.shut()
-        return True
+        transport = self._transport
+        return transport is not None and transport.get_extra_info("ssl_object") is None
 
     def pause_writing(self) -> None:
         self._is_unread = True
