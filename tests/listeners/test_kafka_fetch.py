@@ -24,6 +24,7 @@ from millstream.kinds import Address
 from millstream.listeners.kafka.apis import Call
 from millstream.listeners.kafka.connection import Counts, Shared
 from millstream.listeners.kafka.context import Context
+from millstream.listeners.kafka.fetch import _Poll
 from millstream.listeners.kafka.fetch import fetch as handle
 from millstream.listeners.kafka.list_offsets import list_offsets_apis
 from millstream.listeners.kafka.sessions import PARTITIONS_MAX, SESSIONS_MAX, Session, Sessions
@@ -541,5 +542,28 @@ def test_an_epoch_ends_where_the_log_does_while_it_lasts() -> None:
 
             assert await end_of(0) == (0, 2)
             assert await end_of(1) == (-1, -1)
+
+    run(scenario())
+
+
+def test_a_fetch_that_fails_while_it_waits_leaves_no_timer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        async with Scene() as scene:
+            closed: list[object] = []
+
+            def close(poll: _Poll) -> None:
+                closed.append(poll)
+
+            def fail(*_: object, **__: object) -> None:
+                raise RuntimeError("a fault")
+
+            monkeypatch.setattr(_Poll, "close", close)
+            monkeypatch.setattr(_Poll, "wait", fail)
+            client = await scene.connect()
+            client.send(fetch(wait_ms=60_000), 4)
+            await until(lambda: len(closed) == 1, "the wait is given up")
+            await client.frame()
 
     run(scenario())

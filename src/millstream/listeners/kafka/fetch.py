@@ -72,6 +72,7 @@ def _fetch(
     wait_s = min(request.wait_max_ms / 1000, WAIT_S_MAX)
     parts = session.parts()
     held = _Held(context.shared)
+    poll: _Poll | None = None
     try:
         places = [_Place(context, name, part) for name, part in parts]
         found = yield from _read(places, held, 0, most)
@@ -84,6 +85,7 @@ def _fetch(
                 yield poll.wait(places, is_patient=found > 0)
                 found = yield from _read(places, held, found, most)
             poll.close()
+            poll = None
             if dropped:
                 held.drop(places)
                 places = [_Place(context, name, part) for name, part in parts]
@@ -92,6 +94,8 @@ def _fetch(
         topics = session.answer(given, is_whole=is_whole(request))
         return wire.response(Code.NONE, session.id, topics, call.version)
     finally:
+        if poll is not None:
+            poll.close()
         held.release()
 
 
