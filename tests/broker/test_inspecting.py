@@ -437,3 +437,42 @@ def test_a_batch_is_told_when_its_lane_is_refused_at_once(
         assert isinstance(house.failed(pending), DiskFull)
     # Nobody waits behind it.
     assert append(house, data) == 0
+
+
+# ---- idempotency keys
+
+
+def test_a_producer_takes_no_more_keys_than_batches_it_may_repeat(house: House) -> None:
+    for sequence in range(20):
+        append(house, sequenced(0, sequence))
+    assert len(house.broker.idempotency) == 5
+    append(house, sequenced(0, 7, id=8))
+    append(house, sequenced(1, 0))
+    # Nobody repeats what was sent in the epoch before.
+    assert len(house.broker.idempotency) == 2
+
+
+def test_a_key_stays_when_the_batch_that_would_drop_it_is_not_stored() -> None:
+    house, disk = full_house()
+    for sequence in range(5):
+        append(house, sequenced(0, sequence))
+    disk.is_full = True
+    pending, _ = house.broker.sealed_batches.append("t", 0, sequenced(0, 5))
+    assert isinstance(house.failed(pending), DiskFull)
+    assert len(house.broker.idempotency) == 5
+    disk.is_full = False
+    assert [append(house, sequenced(0, sequence)) for sequence in range(5, 20)] == [*range(5, 20)]
+    # The one that was to be dropped then stays until its window is over.
+    assert len(house.broker.idempotency) == 6
+
+
+def test_the_batches_that_a_producer_may_repeat_are_known_after_a_restart() -> None:
+    disk = SimulatedDisk()
+    house = local_house(disk).start()
+    house.done(house.broker.topics.create("t", 1, {"inspect": True}))
+    for sequence in range(9):
+        append(house, sequenced(0, sequence))
+    house.engine.close()
+    again = local_house(disk).start()
+    assert [append(again, sequenced(0, sequence)) for sequence in range(4, 10)] == [*range(4, 10)]
+    assert len(values(again)) == 10

@@ -186,7 +186,7 @@ def make_broker(
         topics=topics,
         idempotency=idempotency,
         publisher=publisher,
-        sealed_batches=SealedBatches(engine, topics, publisher, traffic, clock),
+        sealed_batches=SealedBatches(engine, topics, publisher, idempotency, traffic, clock=clock),
         reader=reader,
         traffic=traffic,
         consuming=consuming,

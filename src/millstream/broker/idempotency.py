@@ -107,6 +107,7 @@ class Idempotency:
 
     __slots__ = (
         "_ages",
+        "_dropped",
         "_engine",
         "_keys_max",
         "_timer",
@@ -133,6 +134,8 @@ class Idempotency:
         self._window_ms = window_ms
         self._keys_max = keys_max
         self._view = MarksView()
+        # By the key of a mark that is to come, those that go with its append.
+        self._dropped: dict[bytes, list[bytes]] = {}
         self._timer: Timer | None = None
         views.add(self._view)
 
@@ -168,6 +171,14 @@ class Idempotency:
                 limit=self._keys_max,
             )
 
+    def drop_with(self, mark_key: bytes, old: list[bytes]) -> None:
+        """Nobody will ask for some marks any more once there is another: they go in its append.
+        With none, what was said before is taken back."""
+        if old:
+            self._dropped[mark_key] = old
+        else:
+            self._dropped.pop(mark_key, None)
+
     def append(
         self, publishes: list[tuple[bytes, list[tuple[int, int]]]], entries: Sequence[Entry]
     ) -> Pending[list[int]]:
@@ -182,9 +193,10 @@ class Idempotency:
         except MillstreamError as error:
             # Deleted in this very turn.
             return Pending.failed(error)
-        changes = [
+        changes: list[Change] = [
             (key, msgspec.msgpack.encode(_mark(now_ms, places, ends))) for key, places in publishes
         ]
+        changes += [(old, None) for key, _ in publishes for old in self._dropped.pop(key, ())]
         return self._views.change_with(self._view, changes, entries)
 
     def places(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from millstream.log.producers import Producer, Producers, Sent
+from millstream.log.producers import BATCHES_REMEMBERED, Producer, Producers, Sent
 
 if TYPE_CHECKING:
     from millstream.log.batch import Header
@@ -60,6 +60,17 @@ class InspectedProducers:
     def of(self, place: Place, producer_id: int) -> Producer | None:
         producers = self._by_place.get(place)
         return None if producers is None else producers.by_id.get(producer_id)
+
+    def falling_out(self, place: Place, header: Header) -> list[tuple[int, int]]:
+        """Epoch and first sequence of those that are not remembered any more when this new batch
+        is: a client does not repeat them."""
+        known = self.of(place, header.producer_id)
+        if known is None:
+            return []
+        count = len(known.sent)
+        if known.epoch == header.producer_epoch:
+            count -= BATCHES_REMEMBERED - 1
+        return [(known.epoch, one.first_sequence) for one in known.sent[: max(count, 0)]]
 
     def put(self, place: Place, producer_id: int, known: Producer) -> None:
         """As the log knows it, which is to forget it."""

@@ -23,6 +23,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
+from millstream.broker.idempotency import mark_key
 from millstream.broker.inspected_producers import FAILED, ON_ITS_WAY, InspectedProducers
 from millstream.broker.outgoing import Outgoing
 from millstream.engine.pending import Pending
@@ -37,6 +38,7 @@ from millstream.wire.times import delay_ms_of, time_ms_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from millstream.broker.idempotency import Idempotency
     from millstream.broker.outgoing import Published
     from millstream.broker.publishing import Publisher
     from millstream.broker.topics import Topic, Topics
@@ -57,10 +59,27 @@ NO_OFFSET = -1
 class Inspector:
     """Batches of topics that are inspected."""
 
-    __slots__ = ("_clock", "_closed", "_engine", "_lines", "_producers", "_publisher", "_topics")
+    __slots__ = (
+        "_clock",
+        "_closed",
+        "_engine",
+        "_idempotency",
+        "_lines",
+        "_producers",
+        "_publisher",
+        "_topics",
+    )
 
-    def __init__(self, engine: Engine, publisher: Publisher, topics: Topics, clock: Clock) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        publisher: Publisher,
+        topics: Topics,
+        idempotency: Idempotency,
+        clock: Clock,
+    ) -> None:
         self._engine = engine
+        self._idempotency = idempotency
         self._publisher = publisher
         self._topics = topics
         self._clock = clock
@@ -100,10 +119,15 @@ class Inspector:
         if is_asking or (is_open and has_sequence(header)):
             asked = [_outgoing(record, number) for record in records]
             lanes = any(one.lane != NORMAL for one in asked)
-            key = _key(header, number) if has_sequence(header) else None
+            key, old = None, []
+            if has_sequence(header):
+                key = _key(header, number, header.producer_epoch, header.base_sequence)
+                if known is None:
+                    gone = self._producers.falling_out((topic.uuid.bytes, number), header)
+                    old = [mark_key(topic, _key(header, number, *one)) for one in gone]
 
             def store() -> Pending[int]:
-                return self._publish(topic.name, asked, key)
+                return self._publish(topic, asked, key, old)
         else:
 
             def store() -> Pending[int]:
@@ -206,10 +230,17 @@ class Inspector:
             else:
                 _after(Pending.of(None), store, stored)
 
-    def _publish(self, name: str, asked: list[Outgoing], key: str | None) -> Pending[int]:
+    def _publish(
+        self, topic: Topic, asked: list[Outgoing], key: str | None, old: list[bytes]
+    ) -> Pending[int]:
         done: Pending[int] = Pending()
+        mark = mark_key(topic, key) if key is not None and old else None
+        if mark is not None:
+            self._idempotency.drop_with(mark, old)
 
         def published(one: Pending[Published]) -> None:
+            if mark is not None:
+                self._idempotency.drop_with(mark, [])
             if one.error is not None:
                 done.fail(one.error)
                 return
@@ -218,12 +249,12 @@ class Inspector:
             first = next(now, None)
             done.succeed(NO_OFFSET if first is None else result.placed[first].offset)
 
-        self._publisher.publish(name, asked, idempotency_key=key).then(published)
+        self._publisher.publish(topic.name, asked, idempotency_key=key).then(published)
         return done
 
 
-def _key(header: Header, number: int) -> str:
-    return f"kafka-{header.producer_id}-{header.producer_epoch}-{number}-{header.base_sequence}"
+def _key(header: Header, number: int, epoch: int, sequence: int) -> str:
+    return f"kafka-{header.producer_id}-{epoch}-{number}-{sequence}"
 
 
 def _after(ready: Pending[None], call: Store, stored: Pending[int] | None = None) -> Pending[int]:

@@ -20,6 +20,7 @@ from millstream.log.partition import PartitionId
 from millstream.log.producers import has_sequence
 
 if TYPE_CHECKING:
+    from millstream.broker.idempotency import Idempotency
     from millstream.broker.publishing import Publisher
     from millstream.broker.topics import Topic, Topics
     from millstream.broker.traffic import Traffic
@@ -63,11 +64,13 @@ class SealedBatches:
         engine: Engine,
         topics: Topics,
         publisher: Publisher,
+        idempotency: Idempotency,
         traffic: Traffic,
+        *,
         clock: Clock,
     ) -> None:
         self._engine = engine
-        self._inspector = Inspector(engine, publisher, topics, clock)
+        self._inspector = Inspector(engine, publisher, topics, idempotency, clock)
         self._topics = topics
         self._traffic = traffic
         self._clock = clock
