@@ -206,3 +206,53 @@ def test_a_person_sees_a_bar_and_a_pipe_does_not(broker: BrokerProcess) -> None:
         os.close(follower)
     assert (done.returncode, done.stdout) == (0, b"published 2,000\n")
     assert b"stored" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "answer", "is_left", "status"),
+    [
+        (("delete", "t"), b"\n", True, 1),
+        (("delete", "t"), b"n\n", True, 1),
+        (("delete", "t"), b"y\n", False, 0),
+        (("delete", "t", "--yes"), b"", False, 0),
+        (("purge", "t"), b"\n", True, 1),
+        (("purge", "t"), b"yes\n", False, 0),
+    ],
+)
+def test_a_person_is_asked_before_records_are_gone(
+    broker: BrokerProcess, words: tuple[str, ...], answer: bytes, is_left: bool, status: int
+) -> None:
+    mill("topic", "publish", "t", "x")
+    leader, follower = pty.openpty()
+    try:
+        process = subprocess.Popen(
+            [*MILL, "topic", *words],
+            stdin=follower,
+            stdout=follower,
+            stderr=follower,
+            env=plain_environment({"MILLSTREAM_SERVER": broker.url("")}),
+        )
+        if answer:
+            shown = b""
+            while b"[y/N]" not in shown:
+                shown += os.read(leader, 4096)
+            os.write(leader, answer)
+        assert process.wait(PATIENCE_SECONDS) == status
+    finally:
+        os.close(leader)
+        os.close(follower)
+    assert (mill("topic", "read", "t")[1] == b"x\n") == is_left
+
+
+def test_a_record_that_is_not_stored_is_said_once(broker: BrokerProcess) -> None:
+    mill("topic", "create", "t")
+    done = subprocess.run(
+        [*MILL, "topic", "publish", "t", "hello", "--partition", "77"],
+        capture_output=True,
+        text=True,
+        env=plain_environment({"MILLSTREAM_SERVER": broker.url("")}),
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("mill: partition_unknown: ")

@@ -12,6 +12,7 @@ import typer
 from millstream.cli.pairs import Unset, changes_of
 from millstream.cli.printing import print_json, print_page, print_table, show_setting
 from millstream.cli.remote import Ca, Remote, Server
+from millstream.errors import SettingInvalid
 from millstream.wire.places import DEFAULT_SERVER
 
 app = typer.Typer(
@@ -193,7 +194,15 @@ def _target(to: str) -> dict[str, object]:
         return {"to": "offset", "offset": int(to)}
     from millstream.cli.reading import parse_time_ms
 
-    return {"to": "time", "time_ms": parse_time_ms(to, "--to")}
+    try:
+        return {"to": "time", "time_ms": parse_time_ms(to, "--to")}
+    except SettingInvalid as error:
+        raise SettingInvalid(
+            f"--to is {to!r}; use earliest, latest, an offset such as 4711, or a time such as "
+            "2026-01-31T08:00Z",
+            setting="to",
+            value=to,
+        ) from error
 
 
 def _partitions(member: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 import ssl
 import sys
 import time
@@ -106,6 +107,8 @@ def publish_all(
     form: LineForm,
     as_json: bool,
 ) -> None:
+    # What became of records is said at the end; once is enough.
+    logging.getLogger("millstream.client").addHandler(logging.NullHandler())
     if value is None and sys.stdin.isatty():
         raise typer.BadParameter("give a value, or pipe lines into this command")
     if recipe.delay is not None or recipe.at is not None:

@@ -9,6 +9,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 import typer
 
+from millstream.cli.main import EXIT_FAILED
 from millstream.cli.pairs import Unset, changes_of, pairs_of
 from millstream.cli.printing import print_json, print_page, print_table, show_setting, show_time
 from millstream.cli.remote import Ca, Remote, Server, tls_of
@@ -35,6 +36,9 @@ Set = Annotated[
         metavar="NAME=VALUE",
         help="A setting, such as retention_ms=7d or fsync=none. Can be given again.",
     ),
+]
+Yes = Annotated[
+    bool, typer.Option("--yes", help="Do not ask. Only a person at a terminal is asked.")
 ]
 WithKeys = Annotated[bool, typer.Option("--keys", help="The key and a tab before each value.")]
 
@@ -157,14 +161,16 @@ def _alter(
 
 
 @app.command()
-def delete(name: Name, server: Server = DEFAULT_SERVER, ca: Ca = None) -> None:
+def delete(name: Name, yes: Yes = False, server: Server = DEFAULT_SERVER, ca: Ca = None) -> None:
     """Remove a topic with its records."""
+    _ask(f"Remove the topic {name} with all its records?", is_sure=yes)
     Remote(server, ca).call("DELETE", _path(name))
 
 
 @app.command()
-def purge(name: Name, server: Server = DEFAULT_SERVER, ca: Ca = None) -> None:
+def purge(name: Name, yes: Yes = False, server: Server = DEFAULT_SERVER, ca: Ca = None) -> None:
     """Remove all records of a topic, and keep the topic."""
+    _ask(f"Remove all records of the topic {name}?", is_sure=yes)
     Remote(server, ca).call("POST", f"{_path(name)}/purge")
 
 
@@ -293,6 +299,16 @@ def tail(  # noqa: PLR0917  typer calls it by name
         last=last,
         limit=limit,
     )
+
+
+def _ask(question: str, *, is_sure: bool) -> None:
+    """A person is asked before records are gone; a script has nobody to ask."""
+    if is_sure or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return
+    print(f"{question} [y/N] ", end="", flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        print("nothing was removed", file=sys.stderr)
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _row(topic: dict[str, Any]) -> list[str]:
