@@ -151,6 +151,8 @@ def test_the_same_id_in_a_second_connection_fences_the_first(v1: V1) -> None:
         first.say(type="next", credit=1)
         fenced = first.hear()
         assert (fenced["type"], fenced["error"]) == ("error", "consumer_fenced")
+        late = first.ask(type="ack", id=2, partition=0, offset=0)
+        assert (late["type"], late["error"]) == ("error", "consumer_fenced")
         # The connection is still good for publishing.
         assert first.ask(type="publish", id=3, messages=[{"value": 1}])["type"] == "published"
 

@@ -62,6 +62,28 @@ def test_any_bytes_are_a_message_or_refused(data: bytes) -> None:
     assert stream.decode(stream.encode(message)) == message
 
 
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        (b"", "the frame is empty"),
+        (b"\x63", "there is no message of kind 99; kinds are 1 to 9"),
+        (b"\x00", "there is no message of kind 0; kinds are 1 to 9"),
+        (b"\x01", "the frame ends too early: it has 1 bytes, and what begins at byte 1 has 4"),
+        (
+            b"\x01\0\0\0\1",
+            "the frame ends too early: it has 5 bytes, and what begins at byte 5 has 1",
+        ),
+        (b"\x01\0\0\0\1\7\0\0\0\0\0\0", "acks is 7; it must be 0 (none), 1 (leader) or 2 (all)"),
+        (b"\x01\0\0\0\1\2\0\1\xff", "the text at byte 6 is not UTF-8"),
+        (b"\x05\0\0\0\1x", "1 bytes follow the message"),
+    ],
+)
+def test_a_frame_that_is_no_message_hears_why(frame: bytes, said: str) -> None:
+    with pytest.raises(stream.StreamFrameError) as caught:
+        stream.decode(frame)
+    assert str(caught.value) == said
+
+
 def test_a_count_that_is_a_lie_allocates_nothing() -> None:
     with pytest.raises(stream.StreamFrameError, match="reaches past the end"):
         stream.decode(b"\x06\xff\xff\xff\xff" + bytes(100))

@@ -179,12 +179,13 @@ def _long(data: bytes | None) -> bytes:
 
 def decode(data: bytes) -> Message:
     """The message of a frame; StreamFrameError when it is none."""
-    try:
-        reader = _Reader(data)
-        read = _READERS[data[0]]
-        message = read(reader)
-    except (struct.error, IndexError, KeyError, UnicodeDecodeError, ValueError) as error:
-        raise StreamFrameError(f"the frame is not a message of this protocol: {error}") from error
+    if not data:
+        raise StreamFrameError("the frame is empty")
+    read = _READERS.get(data[0])
+    if read is None:
+        raise StreamFrameError(f"there is no message of kind {data[0]}; kinds are 1 to {ERROR}")
+    reader = _Reader(data)
+    message = read(reader)
     if reader.position != len(data):
         raise StreamFrameError(f"{len(data) - reader.position} bytes follow the message")
     return message
@@ -200,38 +201,43 @@ class _Reader:
         self.position = 1
 
     def unpack(self, form: struct.Struct) -> tuple[int, ...]:
-        values = form.unpack_from(self.data, self.position)
-        self.position += form.size
+        values: tuple[int, ...] = form.unpack(self.take(form.size))
         return values
 
     def number(self, form: struct.Struct) -> int:
         return self.unpack(form)[0]
 
     def byte(self) -> int:
-        self.position += 1
-        return self.data[self.position - 1]
+        return self.take(1)[0]
 
     def take(self, length: int) -> bytes:
         start, end = self.position, self.position + length
         if end > len(self.data):
-            raise ValueError(f"a length of {length} reaches past the end")
+            raise StreamFrameError(
+                f"the frame ends too early: it has {len(self.data)} bytes, and what begins at byte "
+                f"{start} has {length}"
+            )
         self.position = end
         return self.data[start:end]
 
     def short(self) -> str:
-        return self.take(self.number(_U16)).decode()
+        start, text = self.position, self.take(self.number(_U16))
+        try:
+            return text.decode()
+        except UnicodeDecodeError:
+            raise StreamFrameError(f"the text at byte {start} is not UTF-8") from None
 
     def long(self) -> bytes | None:
         length = self.number(_I32)
         if length < -1:
-            raise ValueError(f"a length of {length}")
+            raise StreamFrameError(f"a length is {length}; the least is -1, for none")
         return None if length == -1 else self.take(length)
 
     def count(self, bytes_min: int) -> int:
         """A count that the rest can hold, so that nothing is allocated for a lie."""
         count = self.number(_U32)
         if count * bytes_min > len(self.data) - self.position:
-            raise ValueError(f"a count of {count} reaches past the end")
+            raise StreamFrameError(f"a count of {count} reaches past the end")
         return count
 
     def record(self) -> Record:
@@ -249,6 +255,8 @@ _RECORD_BYTES_MIN = _PLACE.size + 2 * _I32.size + _U16.size
 
 def _publish(reader: _Reader) -> Publish:
     id, acks, key = reader.number(_I32), reader.byte(), reader.short()
+    if acks >= len(ACKS):
+        raise StreamFrameError(f"acks is {acks}; it must be 0 (none), 1 (leader) or 2 (all)")
     return Publish(id, reader.records(), ACKS[acks], key)
 
 

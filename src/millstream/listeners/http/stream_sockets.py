@@ -95,6 +95,7 @@ class TopicSocket(WebSocket):
         "_broker",
         "_consumer",
         "_credit",
+        "_fenced",
         "_is_busy",
         "_is_stopping",
         "_opcode",
@@ -122,6 +123,8 @@ class TopicSocket(WebSocket):
         self._out: list[bytes] = []
         self._consumer: SequentialConsumer | None = None
         self._credit = 0
+        # Why there is no consumer any more.
+        self._fenced: MillstreamError | None = None
         # Messages are being fetched, or waited for.
         self._is_busy = False
         self._waiting: Waiting | None = None
@@ -163,7 +166,7 @@ class TopicSocket(WebSocket):
                 self._pump()
             case Ack(id, partition, offset):
                 if self._consumer is None:
-                    request.frame = side.failed(id, _not_open())
+                    request.frame = side.failed(id, self._fenced or _not_open())
                     return
                 acked = self._consumer.ack(partition, offset)
                 self._answer_later(
@@ -186,7 +189,7 @@ class TopicSocket(WebSocket):
             if self.is_ending or self._consumer is not None:
                 consumer.close()
                 return b""
-            self._consumer = consumer
+            self._consumer, self._fenced = consumer, None
             consumer.is_held = True
             # After the answer, so that nothing comes before the client knows its id.
             asyncio.get_running_loop().call_soon(self._pump)
@@ -285,6 +288,7 @@ class TopicSocket(WebSocket):
     def _give_up(self, error: MillstreamError) -> None:
         """The consumer cannot go on: another connection has it, or its topic is gone."""
         self._leave()
+        self._fenced = error
         if isinstance(error, TopicUnknown):
             self._flush()
             self.end(GOING_AWAY, "the topic was deleted")
