@@ -64,6 +64,14 @@ class Member:
         self.v1.good("POST", f"/groups/{self.group}/leave", {"member_id": self.id})
 
 
+def test_a_commit_that_names_a_partition_twice_is_refused(v1: V1) -> None:
+    topic = v1.topic()
+    v1.publish(topic, "a", "b")
+    offsets = [{"topic": topic, "partition": 0, "offset": offset} for offset in (1, 2)]
+    v1.refused(400, "body_invalid", "POST", "/groups/twice/commit", {"offsets": offsets})
+    v1.refused(404, "group_unknown", "GET", "/groups/twice")
+
+
 def test_a_member_joins_polls_commits_and_leaves(v1: V1) -> None:
     topic, group = v1.topic(partitions=2), fresh("group")
     v1.publish(topic, "a", "b", partition=0)
@@ -244,6 +252,7 @@ def test_bad_commits_have_codes_of_their_own_and_commit_nothing(v1: V1) -> None:
     topic, group = v1.topic(partitions=2), fresh("group")
     v1.publish(topic, 1, partition=0)
     good = {"topic": topic, "partition": 0, "offset": 1}
+    other = good | {"partition": 1, "offset": 0}
     path = f"/groups/{group}/commit"
     for bad, status, code in (
         ({"offset": -1}, 416, "offset_out_of_range"),
@@ -253,7 +262,7 @@ def test_bad_commits_have_codes_of_their_own_and_commit_nothing(v1: V1) -> None:
         ({"topic": "nowhere"}, 404, "topic_unknown"),
         ({"metadata": "x" * 5000}, 413, "metadata_too_large"),
     ):
-        v1.refused(status, code, "POST", path, {"offsets": [good, good | bad]})
+        v1.refused(status, code, "POST", path, {"offsets": [good, other | bad]})
     bodies: list[dict[str, Any]] = [
         {},
         {"offsets": []},

@@ -176,6 +176,8 @@ class GroupAnswers:
                 least=1,
                 most=COMMITS_MAX,
             )
+        if len({(one.topic, one.partition) for one in said.offsets}) < len(said.offsets):
+            raise BodyInvalid("offsets names a partition twice; each stands in it once")
         commits = [
             Commit(one.topic, one.partition, one.offset, one.metadata) for one in said.offsets
         ]
@@ -296,7 +298,7 @@ def _standing(group: str, standing: Standing) -> dict[str, object]:
         "generation": standing.generation,
         "assignment": _by_topic(standing.assignment),
         "revoking": _by_topic(standing.revoking),
-        "topic_ids": standing.topic_ids,
+        "topic_ids": dict(standing.topic_ids),
         "rebalancing": standing.is_rebalancing,
     }
 

@@ -45,8 +45,9 @@ _ID = text(minLength=1, maxLength=255)
 _TOPIC = text(pattern=TOPIC_NAME)
 _GROUP_ERRORS = (errors.GroupUnknown, errors.GroupNameInvalid)
 _APPEND_ERRORS = (errors.EngineBusy, errors.DiskFull, errors.TooManyFiles)
+# A group that is not there has no such member.
 _MEMBER_ERRORS = (
-    *_GROUP_ERRORS,
+    errors.GroupNameInvalid,
     errors.MemberUnknown,
     errors.MemberFenced,
     errors.StaleGeneration,
