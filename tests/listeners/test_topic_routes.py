@@ -359,6 +359,28 @@ def test_a_body_that_is_no_message_is_refused(v1: V1, body: bytes) -> None:
     assert v1.values(topic) == []
 
 
+@pytest.mark.parametrize("path", ["messages", "batch"])
+@pytest.mark.parametrize("half", ["\\ud800", "\\udc00", "\\ud800 and more text", "\\ud800\\u0041"])
+def test_half_of_a_surrogate_pair_is_called_that(v1: V1, path: str, half: str) -> None:
+    for field in ("value", "key"):
+        other = '"value":1,' if field == "key" else ""
+        body = f'{{{other}"{field}":"{half}"}}'
+        body = body if path == "messages" else f'{{"messages":[{body}]}}'
+        path_of = f"/topics/{v1.topic()}/{path}"
+        headers = {"content-type": "application/json"}
+        page = v1.refused(400, "body_invalid", "POST", path_of, raw=body.encode(), headers=headers)
+        assert "half of a surrogate pair" in page["message"]
+
+
+def test_a_body_that_is_no_json_hears_how_bytes_are_published(v1: V1) -> None:
+    path = f"/topics/{v1.topic()}/messages"
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    page = v1.refused(400, "body_invalid", "POST", path, raw=b"hello", headers=form)
+    assert "Content-Type: application/octet-stream" in page["message"]
+    page = v1.refused(400, "body_invalid", "POST", path, raw=b'{"key":"k"}', headers=form)
+    assert "octet-stream" not in page["message"]
+
+
 def test_a_batch_has_a_message_and_not_too_many(v1: V1) -> None:
     topic = v1.topic()
     path = f"/topics/{topic}/batch"

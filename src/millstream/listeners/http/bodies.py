@@ -21,6 +21,7 @@ LISTED_PARAMETERS = frozenset(("after", "limit"))
 # What the text of a body may be wrong in: JSON, nesting that is too deep, and UTF-8, which the
 # decoder does not look at in what it leaves as it is.
 UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
+_HALF_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 _PATH_OF_MESSAGE = re.compile(r" - at `\$\.messages\[([0-9]+)\]")
 
 
@@ -36,8 +37,22 @@ def read_body(decoder: msgspec.json.Decoder[Form], body: bytes, form: str) -> Fo
             except UNREADABLE:
                 pass
         raise BodyInvalid(
-            f"the body must be JSON of the form {form}: {error}", **record_of(error)
+            f"the body must be JSON of the form {form}: {reason(error, body)}", **record_of(error)
         ) from error
+
+
+def reason(error: Exception, text: bytes) -> str:
+    """What is wrong with it: the decoder's own words, where they say it."""
+    said = str(error)
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    # The decoder reads what follows as the other half, and says what is wrong with that.
+    is_half = re.search("truncated|escape", said) and _HALF_PAIR.search(text)
+    if "surrogate" in said or is_half:
+        return "a text in it has half of a surrogate pair, such as \\ud800, which is no character"
+    return said
 
 
 def record_of(error: Exception) -> dict[str, int]:

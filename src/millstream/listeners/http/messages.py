@@ -29,7 +29,7 @@ from millstream.errors import (
     PartitionUnknown,
     TimestampInvalid,
 )
-from millstream.listeners.http.bodies import UNREADABLE, read_body
+from millstream.listeners.http.bodies import UNREADABLE, read_body, reason
 from millstream.listeners.http.parameters import OFFSET_MAX, PARTITION_MAX, SHOWN_MAX
 from millstream.log.batch import Headers
 from millstream.wire.batches import is_shown_header
@@ -110,7 +110,17 @@ _encode = msgspec.json.Encoder().encode
 
 def read_message(body: bytes) -> Outgoing:
     """One message, from a body in JSON."""
-    return outgoing(read_body(_message, body, '{"value": …, "key": …}'))
+    try:
+        message = read_body(_message, body, '{"value": …, "key": …}')
+    except BodyInvalid as error:
+        if isinstance(error.__cause__, msgspec.ValidationError):
+            raise
+        # It is no JSON at all, as the body of a client that meant its bytes.
+        raise BodyInvalid(
+            f"{error.message}; bytes are published as they are with Content-Type: "
+            "application/octet-stream"
+        ) from error
+    return outgoing(message)
 
 
 def read_messages(body: bytes) -> list[Outgoing]:
@@ -255,7 +265,8 @@ def _string(text: bytes) -> str:
     try:
         return _text.decode(text)
     except UNREADABLE as error:
-        raise BodyInvalid(f"value is not a string as JSON has them: {error}") from error
+        why = reason(error, text)
+        raise BodyInvalid(f"value is not a string as JSON has them: {why}") from error
 
 
 def from_base64(what: str, text: str) -> bytes:

@@ -14,7 +14,7 @@ import msgspec
 from millstream.broker.publishing import Outgoing
 from millstream.errors import BodyInvalid, MillstreamError
 from millstream.listeners.http.answers import failure
-from millstream.listeners.http.bodies import UNREADABLE, record_of
+from millstream.listeners.http.bodies import UNREADABLE, reason, record_of
 from millstream.listeners.http.consumer_answers import delivered
 from millstream.listeners.http.messages import (
     RECORDS_MAX,
@@ -113,7 +113,8 @@ def read_text(data: bytes) -> Asked:
     try:
         said = _text.decode(data)
     except UNREADABLE as error:
-        raise BodyInvalid(f"this is no message of a stream: {error}", **record_of(error)) from error
+        why = reason(error, data)
+        raise BodyInvalid(f"this is no message of a stream: {why}", **record_of(error)) from error
     if isinstance(said, _NextText):
         return Next(_credit(said.credit))
     if said.id is not None and not 0 <= said.id <= ID_MAX:
