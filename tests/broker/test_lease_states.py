@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from broker.leasing import (
+    committed,
     delivery_options,
     house_of,
     outcome,
@@ -24,9 +25,11 @@ from millstream.broker import lease_events as events
 from millstream.broker import lease_journal, ledger
 from millstream.broker.delivery_values import Settle
 from millstream.broker.group_offsets import ResetTo
+from millstream.broker.group_values import Commit
 from millstream.broker.lease_journal import LeaseJournal
 from millstream.broker.ledger import Ledger
 from millstream.engine import admission
+from millstream.engine.pending import Pending
 from millstream.log import batch as batches
 from millstream.log.batch import Record
 from millstream.log.partition import PartitionId
@@ -55,7 +58,7 @@ def house_with(through: Any = None, **settings: object) -> House:
 
 def reopened(house: House, *, kills_the_machine: bool = True) -> House:
     disk = house.scheduler.disk
-    assert isinstance(disk, SimulatedDisk)
+    assert isinstance(disk, SimulatedDisk | RefusingDisk)
     left = disk.crash("nothing") if kills_the_machine else disk.copy()
     return local_house(left, house.options, now_ms=house.scheduler.clock.now_ms).start()
 
@@ -271,6 +274,169 @@ def test_two_topics_that_swap_their_modes_in_one_turn_do_not_wait_for_each_other
     again = reopened(house)
     assert outcome(again, "ack", held["x"][0]) == "receipt_stale"
     assert outcome(again, "ack", held["x"][1]) == "acked"
+
+
+def house_on_a_disk_that_fills(**settings: object) -> tuple[House, RefusingDisk]:
+    disks: list[RefusingDisk] = []
+
+    def through(disk: SimulatedDisk) -> Any:
+        disks.append(RefusingDisk(disk))
+        return disks[0]
+
+    return house_with(through, **settings), disks[0]
+
+
+def groups_after_a_restart(house: House) -> list[str]:
+    return [one.group for one in reopened(house).broker.delivery.shares()]
+
+
+@pytest.mark.parametrize("next_thing", ["time", "another group", "the delete again"])
+def test_a_group_deleted_while_the_disk_was_full_for_a_moment_stays_deleted(
+    next_thing: str,
+) -> None:
+    house, disk = house_on_a_disk_that_fills()
+    publish(house, *"abc")
+    receive(house)
+    receive(house, group="other", count_max=1)
+    disk.is_full = True
+    deleting = house.broker.group_offsets.delete_group("g")
+    house.scheduler.run()
+    assert isinstance(deleting.error, Exception)
+    disk.is_full = False
+    assert "g" in groups_after_a_restart(house)
+    if next_thing == "time":
+        pass_time(house, 2)
+    elif next_thing == "another group":
+        receive(house, group="other", count_max=1)
+    else:
+        house.done(house.broker.group_offsets.delete_group("g"))
+    assert groups_after_a_restart(house) == ["other"]
+
+
+def test_a_disk_that_stays_full_does_not_keep_the_broker_busy_with_dropped_leases() -> None:
+    house, disk = house_on_a_disk_that_fills()
+    publish(house, *"abc")
+    receive(house)
+    disk.is_full = True
+    deleting = house.broker.group_offsets.delete_group("g")
+    for _ in range(5):
+        pass_time(house, 1.1)
+    assert isinstance(deleting.error, Exception)
+    again = house.broker.group_offsets.delete_group("g")
+    house.scheduler.run()
+    assert isinstance(again.error, Exception)
+    disk.is_full = False
+    pass_time(house, 2)
+    assert groups_after_a_restart(house) == []
+
+
+def test_a_ledger_that_left_is_kept_until_its_end_in_the_old_journal_is_durable() -> None:
+    house, disk = house_on_a_disk_that_fills(fsync="every")
+    publish(house, *"abc")
+    (record, *_) = receive(house)
+    old = journal_of(house)
+    house.done(house.broker.topics.alter("jobs", {"fsync": "none"}))
+    house.broker.delivery.settle([Settle("ack", record.receipt)])
+    while journal_of(house) is old or ledger_of(house).left:
+        house.scheduler.turn()
+    disk.is_full = True
+    house.scheduler.run()
+    assert old._left
+    disk.is_full = False
+    pass_time(house, 2)
+    assert not old._left
+
+
+def test_a_commit_is_not_done_before_it_is_durable_that_leases_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    house = house_with()
+    publish(house, *"abc")
+    settle(house, "ack", *receive(house, count_max=1))
+    house.scheduler.run()
+    slow: Pending[None] = Pending()
+    monkeypatch.setattr(LeaseJournal, "_note_dropped", lambda *_: slow)
+    monkeypatch.setattr(LeaseJournal, "dropped", lambda _: slow)
+    committing = house.broker.groups.commit("g", [Commit("jobs", 0, 3)])
+    house.scheduler.run()
+    assert not committing.is_done
+    slow.succeed(None)
+    house.done(committing)
+    monkeypatch.undo()
+    assert committed(house) == 3
+
+
+def count_appends(monkeypatch: pytest.MonkeyPatch, house: House) -> list[PartitionId]:
+    """To the journal of leases."""
+    appends: list[PartitionId] = []
+    engine = type(house.engine)
+    one, atomic = engine.append, engine.append_atomic
+
+    def append(self: Any, id: PartitionId, *rest: Any, **how: Any) -> Any:
+        appends.extend([id] if id == JOURNAL else [])
+        return one(self, id, *rest, **how)
+
+    def append_atomic(self: Any, entries: Any) -> Any:
+        appends.extend([JOURNAL] if JOURNAL in {entry[0] for entry in entries} else [])
+        return atomic(self, entries)
+
+    monkeypatch.setattr(engine, "append", append)
+    monkeypatch.setattr(engine, "append_atomic", append_atomic)
+    return appends
+
+
+def test_the_first_receive_of_a_group_waits_for_one_append(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    house = house_with()
+    publish(house, *"abc")
+    appends = count_appends(monkeypatch, house)
+    (record, *_) = receive(house)
+    assert len(appends) == 1
+    house = reopened(house)
+    assert outcome(house, "ack", record) == "acked"
+    assert receive(house) == []
+
+
+def test_an_event_whose_state_was_refused_goes_with_the_state_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    house, disk = house_on_a_disk_that_fills()
+    publish(house, *"abc")
+    first = receive(house)
+    disk.is_full = True
+    assert outcome(house, "ack", first[0]) == "disk_full"
+    disk.is_full = False
+    appends = count_appends(monkeypatch, house)
+    assert outcome(house, "ack", first[1]) == "acked"
+    assert len(appends) == 1
+    house = reopened(house)
+    assert outcome(house, "ack", first[1]) == "receipt_stale"
+    assert outcome(house, "ack", first[0]) == "acked"
+
+
+def test_what_was_noted_before_a_ledger_came_never_waits_for_it() -> None:
+    """Also when another came before from the same place, and waits for the same."""
+    house = house_with()
+    house.done(house.broker.topics.create("y", 1, {}))
+    records = {}
+    for topic in ("jobs", "y"):
+        publish(house, "a", topic=topic)
+        (records[topic],) = receive(house, topic=topic)
+    journal, share = journal_of(house), house.broker.delivery._shares.find("g", "y")
+    assert share is not None
+    coming, gate = share.ledgers[0], Pending[None]()
+    journal._wait_for(coming, gate)
+    house.scheduler.run()
+    before = house.broker.delivery.settle([Settle("ack", records["jobs"].receipt)])
+    coming.forget_state()
+    journal._wait_for(coming, gate)
+    after = house.broker.delivery.settle([Settle("ack", records["y"].receipt)])
+    house.scheduler.run()
+    assert before.is_done
+    assert not after.is_done
+    gate.succeed(None)
+    assert [one.outcome for one in house.done(after)] == ["acked"]
 
 
 @pytest.mark.parametrize("kind", ["ack", "reject", "extend"])

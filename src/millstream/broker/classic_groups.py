@@ -142,9 +142,11 @@ class ClassicGroups:
         group = self._groups.get(name)
         if group is None and join.member_id is not None:
             raise member_unknown(name, join.member_id)
+        leases_ended: Pending[None] = Pending.of(None)
         if join.protocol_type == CONSUMER:
             topics = {one for _, known in join.protocols for one in subscribed_topics(known)}
-            self._offsets.use_by_offset(name, sorted(topics & self._topics.by_name.keys()))
+            known = sorted(topics & self._topics.by_name.keys())
+            leases_ended = self._offsets.use_by_offset(name, known)
         if group is None:
             # Those that nobody has been in yet have left no mark by which they are counted.
             if len(self._groups) >= self._options.groups_max:
@@ -162,6 +164,7 @@ class ClassicGroups:
             self._drop_empty(group)
         hurry.on(lambda: self._let_go_join(group, answer))
         joined: ClassicJoined = yield answer
+        yield leases_ended
         yield self._offsets.settled()
         return joined
 

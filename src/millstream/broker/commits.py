@@ -48,18 +48,22 @@ def _commit(
     check_member(consuming, group, by)
     outcomes: list[MillstreamError | None] = []
     good: list[Commit] = []
+    leases_ended: Pending[None] = Pending.of(None)
     for one in commits:
         try:
             offsets.check_loosely(one)
             if not by.is_member:
-                offsets.use_by_offset(group, (one.topic,))
+                leases_ended = offsets.use_by_offset(group, (one.topic,))
         except MillstreamError as error:
             outcomes.append(error)
         else:
             outcomes.append(None)
             good.append(one)
     if good:
-        yield offsets.write(group, good)
+        written = offsets.write(group, good)
+        # The last of them is done when the others are.
+        yield leases_ended
+        yield written
     return outcomes
 
 

@@ -151,6 +151,9 @@ class ConsumerGroups:
         assignment = tuple(sorted(member.owned))
         is_news = beat.epoch != epoch or beat.topics is not None or beat.pattern is not None
         if is_news:
+            if beat.epoch == JOINING:
+                # The join has ended what there was of leases: that is durable before it is told.
+                yield self._offsets.use_by_offset(name, ())
             yield self._offsets.settled()
         interval_ms = self._options.heartbeat_interval_ms
         return Beaten(member.id, epoch, interval_ms, assignment if is_news else None)

@@ -88,8 +88,9 @@ class Leases(Protocol):
 
     def is_busy(self, group: str) -> bool: ...
 
-    def refuse(self, group: str, topics: Sequence[str]) -> None:
-        """The group is to read these by offset: raises while it has leases there."""
+    def refuse(self, group: str, topics: Sequence[str]) -> Pending[None]:
+        """The group is to read these by offset: raises while it has leases there. Done when it is
+        durable that it receives from none of them by lease."""
         ...
 
     def reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> Pending[None]: ...
@@ -193,10 +194,12 @@ class GroupOffsets:
         """Who knows where groups stand that receive by lease."""
         self._leases = leases
 
-    def use_by_offset(self, group: str, topics: Sequence[str]) -> None:
-        """Before a group reads or commits by offset: raises while it has leases there."""
-        if self._leases is not None:
-            self._leases.refuse(group, topics)
+    def use_by_offset(self, group: str, topics: Sequence[str]) -> Pending[None]:
+        """Before a group reads or commits by offset: raises while it has leases there. Before it
+        is done nobody may be told of a commit: after a crash the leases would be known again."""
+        if self._leases is None:
+            return Pending.of(None)
+        return self._leases.refuse(group, topics)
 
     def _mirror(self) -> None:
         if self._leases is not None:

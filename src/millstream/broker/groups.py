@@ -101,7 +101,7 @@ class Groups:
         self._offsets.refuse_others(name, "http")
         for topic in join.topics:
             self._topics.get(topic)
-        self._offsets.use_by_offset(name, join.topics)
+        leases_ended = self._offsets.use_by_offset(name, join.topics)
         group = self._rebalancing.groups.get(name)
         if join.member_id is not None:
             if group is None:
@@ -113,6 +113,7 @@ class Groups:
         self._rebalancing.reconcile(group, session)
         session.member.acknowledged = session.member.generation
         standing = self._standing(group, session.member)
+        yield leases_ended
         yield self._offsets.settled()
         assert join.session_timeout_ms is not None
         # Two heartbeats may get lost before the session is over.
@@ -384,17 +385,20 @@ class Groups:
         generation: int | None,
     ) -> Generator[Pending[Any], Any, list[Committed]]:
         check_group_name(name)
+        leases_ended: Pending[None] = Pending.of(None)
         if member_id is None:
             self._offsets.refuse_members(name)
             self.check_new(name)
             self._offsets.check(commits)
-            self._offsets.use_by_offset(name, [one.topic for one in commits])
+            leases_ended = self._offsets.use_by_offset(name, [one.topic for one in commits])
         else:
             self._check_member_commit(name, commits, member_id, generation)
         if not commits:
             yield self._offsets.settled()
             return []
-        done: list[Committed] = yield self._offsets.write(name, commits)
+        written = self._offsets.write(name, commits)
+        yield leases_ended
+        done: list[Committed] = yield written
         return done
 
     def _check_member_commit(

@@ -4,7 +4,9 @@ An internal topic, in the same mode as the topics whose leases it keeps. Events 
 loop are one append, and there is one append under way at a time, so an append that is refused has
 none behind it that built on it: all that was gathered meanwhile is refused with it, and whoever
 noted an event takes it back. A ledger that was part of that writes its whole state before its next
-event, because the journal knows nothing of what was taken back.
+event, because the journal knows nothing of what was taken back. That a ledger was dropped is not
+taken back: it is noted again, with what is noted next or a moment later, or the ledger would be
+there again after a restart.
 
 A state may be larger than an append, and takes its time: it is a draft until it is closed. Each
 piece of it is what is in memory when its append is made, and events that were noted before are
@@ -45,8 +47,8 @@ from millstream.log.partition import PartitionId, PartitionSettings
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
 
-    from millstream.broker.turns import Turns
-    from millstream.clock import Clock
+    from millstream.broker.surroundings import Surroundings
+    from millstream.broker.wheel import Timer
     from millstream.engine.protocol import Engine
     from millstream.log.partition import FsyncMode
 
@@ -59,6 +61,8 @@ CUT_RECORDS = 500_000
 # After a cut that failed the next one waits for so long, and twice as long each time.
 CUT_PAUSE_S = 1.0
 CUT_PAUSE_MAX_S = 60.0
+# Ledgers whose end was refused are noted again after so long, if nothing else was noted before.
+DROP_AGAIN_S = 1.0
 # States go in parts of about so much, so that no turn of the loop gets long, and events in parts
 # of so much: an atomic append may have 64 MiB.
 PART_BYTES = 512 * 1024
@@ -84,6 +88,7 @@ class _Parcel:
     __slots__ = (
         "begun",
         "closed",
+        "dropped",
         "entries",
         "has_states",
         "ledgers",
@@ -97,7 +102,9 @@ class _Parcel:
         self, entries: Sequence[Entry] = (), rewriting: deque[Ledger] | None = None
     ) -> None:
         # Whose event it is, of which epoch.
-        self.values: list[tuple[Ledger | None, int, bytes]] = []
+        self.values: list[tuple[Ledger, int, bytes]] = []
+        # Ledgers that are to be forgotten, by number.
+        self.dropped: list[int] = []
         self.size = 0
         # With their numbers.
         self.ledgers: dict[Ledger, int] = {}
@@ -119,15 +126,20 @@ class LeaseJournal:
         "_cut_pause_s",
         "_cut_records",
         "_drafts",
+        "_drop_again",
+        "_dropped",
         "_engine",
         "_flying",
         "_gate",
+        "_gated",
+        "_has_stopped",
         "_is_cutting",
         "_is_submitting",
         "_left",
         "_next_number",
         "_state_bytes",
         "_state_records",
+        "_timers",
         "_turns",
         "_waiting",
         "ledgers",
@@ -135,12 +147,13 @@ class LeaseJournal:
         "partition",
     )
 
-    def __init__(self, engine: Engine, clock: Clock, turns: Turns, mode: FsyncMode) -> None:
+    def __init__(self, engine: Engine, around: Surroundings, mode: FsyncMode) -> None:
         self.mode = mode
         self.partition = PartitionId(f"__leases_{mode}", 0)
         self._engine = engine
-        self._clock = clock
-        self._turns = turns
+        self._clock = around.clock
+        self._timers = around.timers
+        self._turns = around.turns
         self.ledgers: dict[int, Ledger] = {}
         self._next_number = 1
         self._waiting: deque[_Parcel] = deque()
@@ -148,8 +161,13 @@ class LeaseJournal:
         self._is_submitting = False
         # What the newest parcel waits for, if it is of ledgers that came from another journal.
         self._gate: Pending[None] | None = None
-        # Ledgers that went to another journal and are not durable there: number and anchor.
+        self._gated: _Parcel | None = None
+        # Ledgers that went to another journal and are not durable there, or whose end here is not:
+        # number and anchor.
         self._left: dict[int, int] = {}
+        # Ledgers whose end was refused: they go into the next parcel.
+        self._dropped: list[int] = []
+        self._drop_again: Timer | None = None
         # Since the last cut, without the states that it wrote; and what those took.
         self._cut_bytes = 0
         self._cut_records = 0
@@ -158,6 +176,7 @@ class LeaseJournal:
         self._is_cutting = False
         self._cut_not_before = 0.0
         self._cut_pause_s = CUT_PAUSE_S
+        self._has_stopped = False
         # At a start: states that are not closed yet.
         self._drafts: dict[int, Ledger] = {}
 
@@ -183,8 +202,8 @@ class LeaseJournal:
         only ever waits for those that were there before it."""
         ledger.gate = gate
         if gate is not self._gate and not gate.is_done:
-            self._gate = gate
-            self._add(_Parcel())
+            self._gate, self._gated = gate, _Parcel()
+            self._add(self._gated)
 
     def leave(self, ledger: Ledger) -> None:
         """It goes on elsewhere; here it is kept until it is durable there."""
@@ -199,16 +218,30 @@ class LeaseJournal:
         self._forget_left(ledger)
         return self._note_dropped(ledger.number)
 
+    def dropped(self) -> Pending[None]:
+        """Done when the end of every ledger that was dropped so far is durable."""
+        if self._dropped:
+            return self._parcel().pending
+        for parcel in reversed(self._waiting):
+            if parcel.dropped:
+                return parcel.pending
+        flying = self._flying
+        return flying.pending if flying is not None and flying.dropped else Pending.of(None)
+
     def _forget_left(self, ledger: Ledger) -> None:
         left, ledger.left = ledger.left, []
         for journal, number in left:
-            del journal._left[number]
             journal._note_dropped(number)
 
     def _note_dropped(self, number: int) -> Pending[None]:
         parcel = self._parcel()
-        parcel.values.append((None, 0, events.encode(events.Dropped(number))))
+        parcel.dropped.append(number)
         return parcel.pending
+
+    def _note_dropped_again(self) -> None:
+        self._drop_again = None
+        if self._dropped:
+            self._parcel()
 
     def note(self, ledger: Ledger, event: events.Event, records: int) -> Pending[None]:
         """Done when it is durable. `records` is about how many of them it is for."""
@@ -248,6 +281,9 @@ class LeaseJournal:
         if last is None or last.entries or last.rewriting is not None or last.size > PARCEL_BYTES:
             last = _Parcel()
             self._add(last)
+        if self._dropped:
+            last.dropped += self._dropped
+            self._dropped = []
         return last
 
     def _add(self, parcel: _Parcel) -> None:
@@ -258,6 +294,12 @@ class LeaseJournal:
         if self._flying is None and not self._is_submitting:
             self._is_submitting = True
             self._turns.soon(self._submit)
+
+    def _is_submitted(self, parcel: _Parcel) -> None:
+        if parcel is self._gated:
+            # Whoever comes with the same gate needs a parcel of its own again: in the last one
+            # there may be others by now, which were there before.
+            self._gate = self._gated = None
 
     # ---- writing
 
@@ -280,6 +322,7 @@ class LeaseJournal:
                 parcel = _ahead(parcel)
             else:
                 self._waiting.popleft()
+                self._is_submitted(parcel)
                 values += self._events(parcel)
             self._flying = parcel
             entries = self._entries(values, is_cut=parcel.rewriting is not None)
@@ -345,8 +388,8 @@ class LeaseJournal:
         return [
             value
             for ledger, epoch, value in parcel.values
-            if ledger is None or ledger.epoch == epoch or ledger.journal is not self
-        ]
+            if ledger.epoch == epoch or ledger.journal is not self
+        ] + [events.encode(events.Dropped(number)) for number in parcel.dropped]
 
     def _entries(self, values: list[bytes], *, is_cut: bool) -> list[Entry]:
         now_ms = self._clock.wall_ms()
@@ -375,6 +418,8 @@ class LeaseJournal:
             if parcel.has_states:
                 result = appended.result()
                 self._has_written(parcel, result if isinstance(result, int) else result[0])
+            for number in parcel.dropped:
+                self._left.pop(number, None)
             parcel.pending.succeed(None)
         else:
             refused = [parcel]
@@ -383,8 +428,12 @@ class LeaseJournal:
                 refused += self._waiting
                 self._waiting.clear()
             for one in refused:
+                self._is_submitted(one)
+                self._dropped += one.dropped
                 for ledger in one.ledgers:
                     ledger.forget_state()
+            if self._dropped and self._drop_again is None and not self._has_stopped:
+                self._drop_again = self._timers.after(DROP_AGAIN_S, self._note_dropped_again)
             for one in refused:
                 one.pending.fail(error)
         if self._waiting:
@@ -407,6 +456,13 @@ class LeaseJournal:
             ledger.anchor = draft.base
             if ledger.left:
                 self._forget_left(ledger)
+
+    def stop(self) -> None:
+        """What is left undone stays so until the next start."""
+        self._has_stopped = True
+        if self._drop_again is not None:
+            self._timers.cancel(self._drop_again)
+            self._drop_again = None
 
     # ---- cutting
 

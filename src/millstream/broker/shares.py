@@ -198,9 +198,7 @@ class Shares:
         self.crews: dict[str, Crew] = {}
         # Settlings with receipts of no group that there is.
         self.refused = 0
-        self.journals = {
-            mode: LeaseJournal(engine, around.clock, around.turns, mode) for mode in MODES
-        }
+        self.journals = {mode: LeaseJournal(engine, around, mode) for mode in MODES}
         # Ledgers whose start may have moved since it was written to the committed offsets.
         self._dirty: dict[Ledger, Share] = {}
         self._is_mirror_due = False
@@ -445,9 +443,10 @@ class Shares:
             share.open_count or share.waiting for share in crew.shares.values()
         )
 
-    def refuse(self, group: str, topics: Sequence[str]) -> None:
+    def refuse(self, group: str, topics: Sequence[str]) -> Pending[None]:
         """Somebody wants to use topics by offset: raises while there are leases. When there are
-        none the group's share ends, and goes on where it was by offset."""
+        none the group's share ends, and goes on where it was by offset. Done when that is durable:
+        before, a restart would put the group back to where its share was."""
         self.mirror()
         for topic in topics:
             share = self.find(group, topic)
@@ -464,6 +463,7 @@ class Shares:
                 )
         for topic in topics:
             self.drop(group, topic)
+        return follow(self._dropped())
 
     def reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> Pending[None]:
         """Where the group goes on; all of its leases there end."""
@@ -485,18 +485,19 @@ class Shares:
         durable."""
         crew = self.crews.get(group)
         if crew is None:
-            return Pending.of(None)
+            # It may have been dropped a moment ago, and that was refused.
+            return follow(self._dropped())
         names = [topic] if topic is not None else list(crew.shares)
         gone = [crew.shares.pop(name) for name in names if name in crew.shares]
         for share in gone:
             self._end(share)
         if not crew.shares:
             del self.crews[group]
-        return follow(self._settled())
+        return follow(self._dropped())
 
-    def _settled(self) -> Generator[Pending[Any], Any, None]:
+    def _dropped(self) -> Generator[Pending[Any], Any, None]:
         for journal in self.journals.values():
-            yield journal.settled()
+            yield journal.dropped()
 
     def _end(self, share: Share) -> None:
         share.end()
@@ -597,6 +598,8 @@ class Shares:
     def stop(self) -> None:
         self.mirror()
         self._has_stopped = True
+        for journal in self.journals.values():
+            journal.stop()
 
 
 def _nexts(index: LaneIndex, ledger: Ledger) -> list[int]:
