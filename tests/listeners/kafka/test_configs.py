@@ -8,18 +8,23 @@ from typing import Any
 
 import pytest
 
+from broker.making import local_house
 from certificates import Pair
 from millstream.config import TABLE, load_settings
+from millstream.errors import BatchTooLarge
 from millstream.kinds import Address
 from millstream.listeners.kafka.configs import (
     DEFAULT,
     OF_BROKER,
+    OF_TOPIC,
     STRING,
     Config,
     broker_configs,
+    describe,
     with_http,
 )
 from millstream.listeners.kafka.context import Context
+from millstream.log import batch as batches
 
 HERE = Address("10.1.1.1", 9092)
 
@@ -87,3 +92,27 @@ def test_the_addresses_that_clients_are_told_are_shown_with_how_they_speak(
     )
     [found] = [one for one in configs if one.name == "advertised.listeners"]
     assert (found.value, found.source) == (shown, source)
+
+
+def test_the_largest_batch_is_described_as_it_is() -> None:
+    house = local_house().start()
+    topics = house.broker.topics
+    for settings, bytes_max in (({}, None), ({"message_bytes_max": 5000}, "5000")):
+        name = f"t{len(topics)}"
+        topic = house.done(topics.create(name, 1, settings))
+        configs = {one.name: one for one in describe(topic, topics.batch_bytes_max(topic))}
+        shown = configs["max.message.bytes"]
+        assert shown.source == (OF_TOPIC if settings else DEFAULT)
+        if bytes_max is not None:
+            assert shown.value == bytes_max
+            continue
+        # A batch of that size, and one that is a byte larger.
+        size = int(shown.value)
+        over = len(batches.encode([(0, None, b"x" * size, [])])) - size
+        fitting, larger = (
+            batches.encode([(0, None, b"x" * (size - over + more), [])]) for more in (0, 1)
+        )
+        assert len(fitting) == size
+        house.done(house.broker.sealed_batches.append(name, 0, fitting)[0])
+        with pytest.raises(BatchTooLarge):
+            house.broker.sealed_batches.append(name, 0, larger)

@@ -126,7 +126,8 @@ def _of(context: Context, call: Call, kind: int, name: str) -> list[Config]:
     if kind == TOPIC and name == offsets_topic.NAME:
         return describe_internal()
     if kind == TOPIC:
-        return describe(context.broker.topics.get(name))
+        topic = context.broker.topics.get(name)
+        return describe(topic, context.broker.topics.batch_bytes_max(topic))
     if kind != BROKER:
         raise _NoResource(f"there are no configs of resources of type {kind}")
     if name not in ("", str(context.node_id)):

@@ -89,10 +89,11 @@ def _number(name: str, setting: str, kind: int) -> _Row:
     return _Row(name, setting, kind, _read_number, _show_number)
 
 
+LARGEST_BATCH = "max.message.bytes"
 _ROWS = (
     _Row("cleanup.policy", "compact", LIST, _read_word(_POLICIES), _show_word(_POLICIES)),
     _number("delete.retention.ms", "tombstone_retention_ms", LONG),
-    _number("max.message.bytes", "message_bytes_max", INT),
+    _number(LARGEST_BATCH, "message_bytes_max", INT),
     _Row(
         "message.timestamp.type",
         "timestamps",
@@ -166,9 +167,15 @@ def read_configs(configs: Mapping[str, str | None]) -> dict[str, object]:
     return settings
 
 
-def describe(topic: Topic) -> list[Config]:
-    """Every config of a topic, by name."""
+def describe(topic: Topic, batch_bytes_max: int) -> list[Config]:
+    """Every config of a topic, by name. The largest batch is one of its configs in Kafka; where it
+    is not set for the topic, it is what the broker takes."""
     found = [_shown(row.name, row.setting, row.kind, row.show, topic) for row in _ROWS]
+    if "message_bytes_max" not in topic.given:
+        found = [
+            one._replace(value=str(batch_bytes_max)) if one.name == LARGEST_BATCH else one
+            for one in found
+        ]
     for name, own in _OWN.items():
         found.append(_shown(name, own.name, STRING, own.kind.show, topic))
     found += [

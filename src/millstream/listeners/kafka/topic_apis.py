@@ -96,9 +96,9 @@ def _create(context: Context, call: Call, asked: Any) -> Generator[Pending[Any],
             topic = yield from _create_one(context, one, is_trial)
         except (MillstreamError, _Refused) as error:
             code, message = _outcome(context, error)
-            results.append(_created(one.name, code, message, None))
+            results.append(_created(context, one.name, code, message, None))
         else:
-            results.append(_created(one.name, Code.NONE, None, topic))
+            results.append(_created(context, one.name, Code.NONE, None, topic))
     return CreateTopicsResponse(throttle_time_ms=0, topics=results)
 
 
@@ -138,7 +138,9 @@ def _check_place(context: Context, brokers: list[int]) -> None:
         raise _Refused(Code.INVALID_REPLICA_ASSIGNMENT, why)
 
 
-def _created(name: str, code: Code, message: str | None, topic: Topic | None) -> Any:
+def _created(
+    context: Context, name: str, code: Code, message: str | None, topic: Topic | None
+) -> Any:
     Result = CreateTopicsResponse.CreatableTopicResult  # noqa: N806  a class
     Shown = Result.CreatableTopicConfigs  # noqa: N806  a class
     return Result(
@@ -158,7 +160,7 @@ def _created(name: str, code: Code, message: str | None, topic: Topic | None) ->
                 config_source=one.source,
                 is_sensitive=False,
             )
-            for one in describe(topic)
+            for one in describe(topic, context.broker.topics.batch_bytes_max(topic))
         ],
     )
 
