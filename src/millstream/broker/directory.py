@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from millstream.broker.classic_group import CONSUMER
-from millstream.broker.group_values import GroupFacts, GroupSummary, MemberFacts
+from millstream.broker.group_values import (
+    GroupFacts,
+    GroupProtocol,
+    GroupSummary,
+    MemberFacts,
+)
 from millstream.engine.pending import Pending, follow
 from millstream.log.partition import PartitionId
 from millstream.wire.kafka.consumer_protocol import assigned_partitions, subscribed_topics
@@ -69,6 +74,14 @@ class Directory:
         generation = self._offsets.generation(name)
         known = self._offsets.topics_of(name, topics)
         return GroupSummary(name, "empty", 0, generation, self._assignor, known, None), []
+
+    def last_protocol(self, group: str) -> GroupProtocol | None:
+        """Of a group without members: what its last ones used, if that is known."""
+        return self._offsets.last_protocol(group)
+
+    def generation(self, group: str) -> int:
+        """The newest of a group without members."""
+        return self._offsets.generation(group)
 
     def has_groups(self) -> bool:
         """Whether there is any."""

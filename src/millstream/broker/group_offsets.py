@@ -57,6 +57,8 @@ GENERATION_BLOCK = 1000
 # a few milliseconds each.
 REMOVE_MAX = 10_000
 SWEEP_GROUPS = 500
+# Groups whose last protocol is remembered: as many as there may be by default.
+LAST_MAX = 10_000
 # Times that are looked up in one turn of the loop.
 LOOK_UP_SLICE = 20
 # How often groups long gone are looked for. The first look is that long after the start, so that
@@ -106,6 +108,7 @@ class GroupOffsets:
     __slots__ = (
         "_clock",
         "_has_stopped",
+        "_last",
         "_leases",
         "_members",
         "_reader",
@@ -134,6 +137,8 @@ class GroupOffsets:
         self._turns = around.turns
         self.retention_ms = retention_ms
         self._members: dict[GroupProtocol, Callable[[str], int]] = {}
+        # That of those who came last, least recently first; memory only.
+        self._last: dict[str, GroupProtocol] = {}
         self._leases: Leases | None = None
         self._started = (0, 0.0)
         self._has_stopped = False
@@ -168,6 +173,15 @@ class GroupOffsets:
                     protocol=other,
                     members=members,
                 )
+        self._last.pop(group, None)
+        self._last[group] = protocol
+        if len(self._last) > LAST_MAX:
+            del self._last[next(iter(self._last))]
+
+    def last_protocol(self, group: str) -> GroupProtocol | None:
+        """That of the members that a known group had last; None when nobody knows, as after a
+        restart."""
+        return self._last.get(group) if self.table.has_group(group) else None
 
     # ---- generations: numbers that are never given twice, also not after a restart
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.broker.consumer_groups import Beat
 from millstream.engine.pending import Pending, follow
-from millstream.errors import MillstreamError, StaleGeneration
+from millstream.errors import GroupUnknown, MillstreamError, StaleGeneration
 from millstream.listeners.kafka.apis import Api
 from millstream.listeners.kafka.codes import message_of
 from millstream.listeners.kafka.topic_ids import TopicIds
@@ -109,6 +109,10 @@ def _described(context: Context, ids: TopicIds, name: str) -> DescribedGroup:
     try:
         facts = context.broker.consumer_groups.facts(name)
     except MillstreamError as error:
+        directory = context.broker.directory
+        if isinstance(error, GroupUnknown) and directory.last_protocol(name) == "consumer":
+            epoch = directory.generation(name)
+            return DescribedGroup(name, Code.NONE, None, "Empty", epoch, "uniform")
         return DescribedGroup(name, context.coordinator_code(error), message_of(error))
     members = [
         DescribedMember(

@@ -31,7 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
     from millstream.broker.classic_values import ClassicFacts, ClassicState
-    from millstream.broker.group_values import GroupFacts, GroupSummary, MemberFacts
+    from millstream.broker.group_values import (
+        GroupFacts,
+        GroupProtocol,
+        GroupSummary,
+        MemberFacts,
+    )
     from millstream.listeners.kafka.apis import Call
     from millstream.listeners.kafka.context import Context
     from millstream.log.partition import PartitionId
@@ -90,7 +95,7 @@ def _described(context: Context, name: str, facts: GroupFacts) -> Any:
     return _group(
         name,
         state=OTHER_STATES[summary.state],
-        protocol_type=_protocol_type(summary),
+        protocol_type=_protocol_type(context, summary),
         protocol=summary.assignor if facts.members else "",
         members=[_of_other(one) for one in facts.members],
     )
@@ -181,7 +186,8 @@ def _list(context: Context, call: Call, asked: Any) -> Generator[Pending[Any], A
     Group = ListGroupsResponse.ListedGroup  # noqa: N806  a class
     groups = []
     for one in summaries:
-        state, kind, protocol_type = _state(context, one), _type(one), _protocol_type(one)
+        state = _state(context, one)
+        kind, protocol_type = _type(context, one), _protocol_type(context, one)
         if (states and state.lower() not in states) or (types and kind not in types):
             continue
         groups.append(
@@ -197,14 +203,18 @@ def _state(context: Context, summary: GroupSummary) -> str:
     return STATES[classic.state] if classic is not None else OTHER_STATES[summary.state]
 
 
-def _type(summary: GroupSummary) -> str:
-    if summary.protocol == "http":
-        return CONSUMER
-    return summary.protocol or CLASSIC
+def _protocol(context: Context, summary: GroupSummary) -> GroupProtocol | None:
+    """An empty group is what it was."""
+    return summary.protocol or context.broker.directory.last_protocol(summary.group)
 
 
-def _protocol_type(summary: GroupSummary) -> str:
-    return SHARE if summary.protocol == "share" else CONSUMER
+def _type(context: Context, summary: GroupSummary) -> str:
+    protocol = _protocol(context, summary)
+    return CONSUMER if protocol == "http" else protocol or CLASSIC
+
+
+def _protocol_type(context: Context, summary: GroupSummary) -> str:
+    return SHARE if _protocol(context, summary) == "share" else CONSUMER
 
 
 # ---- DeleteGroups

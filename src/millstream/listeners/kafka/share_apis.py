@@ -89,6 +89,9 @@ def _described(context: Context, ids: TopicIds, name: str) -> DescribedGroup:
         facts = context.broker.share_groups.describe(name)
     except MillstreamError as error:
         return DescribedGroup(name, context.coordinator_code(error), message_of(error))
+    directory = context.broker.directory
+    if facts is None and directory.last_protocol(name) == "share":
+        return DescribedGroup(name, Code.NONE, None, "Empty", directory.generation(name), "simple")
     if facts is None:
         unknown = GroupUnknown(f"there is no share group {name} with members", group=name)
         return DescribedGroup(name, context.coordinator_code(unknown), message_of(unknown))
