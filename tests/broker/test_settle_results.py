@@ -119,3 +119,43 @@ def test_a_dead_letter_tells_of_its_last_failure_also_when_a_restart_came_betwee
     headers = dict(letter.record.headers)
     assert headers["ms-dead-first-failure"] == headers["ms-dead-last-failure"]
     assert int(headers["ms-dead-last-failure"] or b"") == ran_out_ms
+
+
+@pytest.mark.parametrize("is_again", [False, True], ids=["first time", "again"])
+@pytest.mark.parametrize("kinds", [("extend", "ack"), ("ack", "ack"), ("nack", "extend")])
+def test_a_receipt_that_is_twice_in_a_request_is_settled_once_and_told_so(
+    kinds: tuple[str, str], is_again: bool
+) -> None:
+    house = house_of()
+    publish(house, "a")
+    if is_again:
+        settle(house, "nack", *receive(house), delay_ms=0)
+    (record,) = receive(house)
+    settles = [Settle(kind, record.receipt) for kind in kinds]  # type: ignore[arg-type]
+    results = house.done(house.broker.delivery.settle(settles))
+    (error,) = [one.error for one in results if one.error is not None]
+    assert getattr(error, "code", None) == "receipt_stale"
+    assert "twice in one request" in str(error)
+
+
+def test_a_stale_receipt_that_is_twice_in_a_request_is_stale_both_times() -> None:
+    house = house_of()
+    publish(house, "a")
+    (record,) = receive(house)
+    settle(house, "ack", record)
+    for one in settle(house, "nack", record, record):
+        assert "ran out or was settled" in str(one.error)
+
+
+def test_what_is_ready_again_has_no_time_at_which_something_happens() -> None:
+    house = house_of(settings={"delivery_order": "key"})
+    publish(house, *"abc", key="k")
+    (record,) = receive(house, count_max=1)
+    (lease, *held) = house.broker.delivery.leases("g")
+    assert lease.when_ms > 0
+    assert {(one.state, one.when_ms) for one in held} <= {("waiting", 0)}
+    settle(house, "nack", record, delay_ms=1000)
+    assert house.broker.delivery.leases("g")[0].when_ms > 0
+    pass_time(house, 1.1)
+    back = house.broker.delivery.leases("g")[0]
+    assert (back.state, back.when_ms) == ("ready", 0)

@@ -415,8 +415,14 @@ def _leases(share: Share, after: tuple[str, int, int] | None) -> Iterator[LeaseF
                 one.deliveries,
                 STATE_NAMES[one.state],
                 grant.member if grant is not None else None,
-                grant.deadline_ms if grant is not None else one.when_ms,
+                _when_ms(one),
             )
+
+
+def _when_ms(one: Open) -> int:
+    if one.grant is not None:
+        return one.grant.deadline_ms
+    return one.when_ms if one.state == WAITING else 0
 
 
 def _offset(one: Open) -> int:

@@ -97,11 +97,30 @@ class Request:
                 self.refuse(at, MillstreamError(f"settling failed: {error!r}"))
 
 
+class _Taken:
+    """Receipts that a request settles already. Acks are looked at first, and told apart later:
+    hardly ever does anybody ask."""
+
+    __slots__ = ("_acked", "_request", "receipts")
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._acked: set[str] | None = None
+        self.receipts: set[str] = set()
+
+    def has(self, receipt: str) -> bool:
+        if self._acked is None:
+            results = self._request.results
+            self._acked = {one.receipt for one in results if one is not None and one.error is None}
+        return receipt in self.receipts or receipt in self._acked
+
+
 def gather(shares: Shares, request: Request, group: str | None) -> Iterable[Work]:
     """What a request does to each ledger. Its records are busy from now on; what is wrong has its
     result already. With a group, receipts of others are refused."""
     works: dict[Ledger, Work] = {}
     found: tuple[str, str, Share] | None = None
+    taken = _Taken(request)
     for at in _ack_first(shares, request, works, group):
         settle = request.settles[at]
         receipt = None
@@ -118,7 +137,8 @@ def gather(shares: Shares, request: Request, group: str | None) -> Iterable[Work
                 work = works[ledger] = Work(share, ledger)
             _sort(shares.options, work, at, one, settle)
         except MillstreamError as error:
-            request.refuse(at, error)
+            is_twice = isinstance(error, ReceiptStale) and taken.has(settle.receipt)
+            request.refuse(at, _twice(settle.receipt) if is_twice else error)
             crew = None if receipt is None else shares.crews.get(receipt.group)
             if crew is not None:
                 crew.counts.refused += 1
@@ -126,6 +146,7 @@ def gather(shares: Shares, request: Request, group: str | None) -> Iterable[Work
                 shares.refused += 1
             continue
         one.is_busy = True
+        taken.receipts.add(settle.receipt)
     return works.values()
 
 
@@ -260,6 +281,13 @@ def check_visibility(duration_ms: int, most_ms: int) -> None:
 def _stale(receipt: str) -> ReceiptStale:
     return ReceiptStale(
         "the lease ran out or was settled; the record may be somebody else's now", receipt=receipt
+    )
+
+
+def _twice(receipt: str) -> ReceiptStale:
+    return ReceiptStale(
+        "the receipt is twice in one request; its other settling was taken, so leave this one out",
+        receipt=receipt,
     )
 
 
