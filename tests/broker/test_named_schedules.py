@@ -141,6 +141,7 @@ def test_without_its_topic_a_run_is_left_out_and_said(house: House) -> None:
         {"cron": "* * * * *"},
         {"every_ms": None},
         {"time_zone": "Nowhere"},
+        {"time_zone": "Europe/Berlin"},
         {"value": b"x" * 300_000},
     ],
 )
@@ -148,6 +149,12 @@ def test_a_schedule_that_cannot_be_is_refused(house: House, wrong: dict[str, obj
     error = house.failed(house.broker.named_schedules.put(every(10, **wrong)))
     assert isinstance(error, ScheduleInvalid)
     assert house.done(house.broker.named_schedules.all()) == {}
+
+
+def test_an_every_that_lacks_its_unit_is_told_what_it_was_taken_for(house: House) -> None:
+    plan = Plan(name="n", topic="t", every_ms=30, value=b"v")
+    error = house.failed(house.broker.named_schedules.put(plan))
+    assert "not 30 ms; a number is milliseconds" in str(error)
 
 
 def test_a_record_that_its_topic_would_not_take_is_refused(house: House) -> None:

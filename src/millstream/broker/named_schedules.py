@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 NAME_LENGTH_MAX = 100
 NAME = re.compile(rf"[a-zA-Z0-9._-]{{1,{NAME_LENGTH_MAX}}}")
+DEFAULT_ZONE = "UTC"
 EVERY_MS_MIN = 1000
 EVERY_MS_MAX = 3653 * 86_400_000
 # Each may run every second, at about 0.1 ms.
@@ -62,7 +63,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     # One of the two.
     every_ms: int | None = None
     cron: str | None = None
-    time_zone: str = "UTC"
+    time_zone: str = DEFAULT_ZONE
     is_paused: bool = False
     key: bytes | None = None
     value: bytes | None = None
@@ -353,11 +354,19 @@ def check_plan(plan: Plan) -> None:
         )
     if (plan.every_ms is None) == (plan.cron is None):
         raise ScheduleInvalid("give one of `every` and `cron`")
+    if plan.every_ms is not None and plan.time_zone != DEFAULT_ZONE:
+        raise ScheduleInvalid(
+            "`every` is counted from when the schedule was made, so a time zone such as "
+            f"{plan.time_zone[:NAME_LENGTH_MAX]!r} changes nothing; leave it out, or use `cron`"
+        )
     zone_of(plan.time_zone)
     if plan.cron is not None:
         parse_cron(plan.cron)
     elif not EVERY_MS_MIN <= (plan.every_ms or 0) <= EVERY_MS_MAX:
-        raise ScheduleInvalid("`every` is 1 s to ten years")
+        raise ScheduleInvalid(
+            f"`every` is 1 s to ten years, not {plan.every_ms} ms; a number is milliseconds, and a "
+            "text has its unit, such as `30s`"
+        )
 
 
 def _headers(plan: Plan) -> Headers:

@@ -141,7 +141,7 @@ _CRON = text(
 )
 _ZONE = text(
     pattern="^(UTC|Europe/(Berlin|London|Paris)|America/(New_York|Chicago)|Asia/(Tokyo|Kolkata))$",
-    description="A name of the IANA time zones; by default UTC.",
+    description="A name of the IANA time zones, for `cron` alone; by default UTC.",
 )
 _MESSAGE = said(
     "ScheduledMessage",
