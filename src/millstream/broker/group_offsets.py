@@ -333,7 +333,8 @@ class GroupOffsets:
         self._mirror()
         if not self.has_members(group) and not self.table.has_group(group):
             raise GroupUnknown(
-                f"there is no group {group}; a group appears when somebody joins it or commits",
+                f"there is no group {group}; a group appears when somebody joins it, commits, "
+                "receives from a topic or gives it settings",
                 group=group,
             )
 

@@ -126,7 +126,8 @@ TABLE = (
         "retention_hold",
         Choice(get_args(RetentionHold)),
         "`groups`: records that a group has not committed or settled are kept past their time and "
-        "past the limit of bytes. Not looked at in a compacted topic.",
+        "past the limit of bytes. A group that was forgotten after `offsets_retention` holds "
+        "nothing. Not looked at in a compacted topic.",
     ),
     Row(
         "segment_bytes",

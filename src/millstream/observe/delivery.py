@@ -24,7 +24,7 @@ LANE_SHARES_MAX = 100
 
 TEXTS = {
     "delivered": "Records given out by lease.",
-    "redelivered": "Of those, records that were given out before.",
+    "redelivered": "Of those, records that were given out before, and not released.",
     "acked": "Deliveries acknowledged.",
     "nacked": "Deliveries that failed.",
     "rejected": "Deliveries that failed for good.",

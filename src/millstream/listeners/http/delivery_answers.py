@@ -427,8 +427,10 @@ def _place(name: str, text: str | None) -> tuple[str, int, int] | None:
     """`topic:partition:offset`"""
     if text is None:
         return None
-    topic, _, rest = text.partition(":")
-    partition, _, offset = rest.partition(":")
+    parts = text.split(":")
+    if len(parts) != 3:
+        raise ParameterInvalid(f"{name} is the `next` of the page before", parameter=name)
+    topic, partition, offset = parts
     return topic, whole(name, partition, 0, PARTITION_MAX), whole(name, offset, 0, OFFSET_MAX)
 
 

@@ -283,7 +283,10 @@ LEASES = Form(
     "Messages of a group that are leased, or wait to come back",
     {
         200: _json(
-            "A page, by place. `when_ms` is when a lease runs out, or when a wait is over.",
+            "A page, by place. `when_ms` is when a lease runs out, or when a wait is over, and 0 "
+            "for what has no such time. `ready` is a record that comes with the next receive; "
+            "`waiting` one that comes back later, that waits for another of its key (`when_ms` is "
+            "0 then), or that is about to be a dead letter.",
             shown(
                 "Leases",
                 group=text(),
@@ -317,9 +320,11 @@ RELIABILITY = Form(
     "How deliveries end, by group",
     {
         200: _json(
-            "All groups together, and a page of groups that receive by lease. `refused` are "
-            "settlings, `timeouts` leases that ran out; `is_dead_lettering` is false while too "
-            "much fails, and records are retried instead.",
+            "All groups together, and a page of groups that receive by lease. `redelivered` are "
+            "deliveries that were not the record's first; one that was released does not count, "
+            "so the one after it may be the first. `refused` are settlings, `timeouts` leases "
+            "that ran out; `is_dead_lettering` is false while too much fails, and records are "
+            "retried instead.",
             shown(
                 "Reliability",
                 totals=shown("DeliveryCounts", **_COUNTS),
