@@ -80,14 +80,14 @@ def test_a_record_that_used_up_its_deliveries_says_so(v1: V1) -> None:
 
 
 def test_a_group_whose_records_all_fail_is_named_and_its_dead_letters_pause(v1: V1) -> None:
-    topic, group = v1.topic(), fresh("group")
+    topic, group = v1.topic(deliveries_max=1), fresh("group")
     v1.publish(topic, *range(30))
     received = receive(v1, topic, group)
     assert len(received) == 30
     outcomes = []
     for one in received:
         body = {"receipt": one["receipt"], "error": "the database is down"}
-        outcomes.append(v1.good("POST", "/messages/reject", body)["outcome"])
+        outcomes.append(v1.good("POST", "/messages/nack", body)["outcome"])
     assert outcomes[:19] == ["dead"] * 19
     assert outcomes[20:] == ["retried"] * 10
     assert len(letters(v1, topic)) == outcomes.count("dead")
