@@ -312,8 +312,9 @@ def test_leases_are_listed_in_pages(v1: V1) -> None:
     assert worker.leases(topic=v1.topic()) == []
     v1.refused(404, "topic_unknown", "GET", path, topic=fresh("topic"))
     v1.refused(404, "group_unknown", "GET", f"/groups/{fresh('group')}/leases")
-    refused = v1.refused(400, "parameter_invalid", "GET", path, after="nonsense")
-    assert refused["message"] == "after is the `next` of the page before"
+    for after in ("nonsense", "orders:x:1"):
+        refused = v1.refused(400, "parameter_invalid", "GET", path, after=after)
+        assert refused["message"] == "after must be the `next` of the page before"
 
 
 def test_lanes_are_shown_by_partition(v1: V1) -> None:

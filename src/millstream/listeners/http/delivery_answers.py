@@ -429,9 +429,12 @@ def _place(name: str, text: str | None) -> tuple[str, int, int] | None:
         return None
     parts = text.split(":")
     if len(parts) != 3:
-        raise ParameterInvalid(f"{name} is the `next` of the page before", parameter=name)
+        raise _no_next(name)
     topic, partition, offset = parts
-    return topic, whole(name, partition, 0, PARTITION_MAX), whole(name, offset, 0, OFFSET_MAX)
+    try:
+        return topic, whole(name, partition, 0, PARTITION_MAX), whole(name, offset, 0, OFFSET_MAX)
+    except ParameterInvalid:
+        raise _no_next(name) from None
 
 
 def _lane_place(name: str, text: str | None) -> tuple[str, str, int] | None:
@@ -440,8 +443,15 @@ def _lane_place(name: str, text: str | None) -> tuple[str, str, int] | None:
         return None
     parts = text.split(":", 2)
     if len(parts) != 3:
-        raise ParameterInvalid(f"{name} is the `next` of the page before", parameter=name)
-    return parts[2], parts[0], whole(name, parts[1], 0, PARTITION_MAX)
+        raise _no_next(name)
+    try:
+        return parts[2], parts[0], whole(name, parts[1], 0, PARTITION_MAX)
+    except ParameterInvalid:
+        raise _no_next(name) from None
+
+
+def _no_next(name: str) -> ParameterInvalid:
+    return ParameterInvalid(f"{name} must be the `next` of the page before", parameter=name)
 
 
 def _totals(counts: Iterable[DeliveryCounts]) -> dict[str, int]:
