@@ -9,7 +9,7 @@ from listeners.schemathesis_run import check_page
 # What a page cannot say, because it depends on what the broker holds: an offset that is not there,
 # a message that is larger than its topic takes, fewer partitions than there are, a key that a
 # compacted topic needs. And no page can say which bytes are a batch or entries,
-# or that a key in base64 is one.
+# that a key in base64 is one, or that no two offsets of a commit are of one partition.
 CONFIG = """
 [checks.positive_data_acceptance]
 expected-statuses = ["2xx", "3xx", 401, 403, 404, 409, 413, 416, 429, "5xx"]
@@ -33,7 +33,7 @@ include-path-regex = "/redrives/"
 checks.use_after_free.enabled = false
 
 [[operations]]
-include-path-regex = "(/partitions|/batches|/batch|/parts|/messages|/publish|/dead-letters)$"
+include-path-regex = "(/partitions|/batch(es)?|/parts|/messages|/publish|/dead-letters|/commit)$"
 checks.positive_data_acceptance.expected-statuses = ["2xx", 400, 404, 409, 413, 416, 429]
 """
 # Topics are made by the hundred.

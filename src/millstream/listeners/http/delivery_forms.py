@@ -40,7 +40,8 @@ from millstream.listeners.http.schemas import (
 _TOPIC = text(pattern=TOPIC_NAME)
 _MEMBER = text(pattern="^[A-Za-z0-9._:-]{1,200}$")
 _RECEIPT = text(
-    pattern="^[^:]{1,249}:[0-9]{1,9}:[0-9]{1,18}:[0-9]{1,9}:[^:]{1,40}:.{1,255}$",
+    pattern="^[^:]{1,249}:(0|[1-9][0-9]{0,8}):(0|[1-9][0-9]{0,17}):(0|[1-9][0-9]{0,8})"
+    ":[^:]{1,40}:.{1,255}$",
     description="As it came with the message.",
 )
 # One that is wrong is a result among others.
