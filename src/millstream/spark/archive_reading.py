@@ -84,11 +84,13 @@ def with_archive(
     wanted: dict[str, dict[int, tuple[int, int]]] = {}
     for (topic, partition), first in start.offsets.items():
         until = ends.get((topic, end.ids.get(topic, ""), partition), 0)
-        if until == 0:
-            continue
         if first > until:
             why = "retention took them before they were archived"
+            if until == 0:
+                why = f"{url} holds nothing of {topic} there; is it the folder of its archive?"
             loss.found((topic, partition), until, first, why)
+        if until == 0:
+            continue
         wanted.setdefault(topic, {})[partition] = (0, min(until, end.offsets[topic, partition]))
         offsets[topic, partition] = min(max(first, until), end.offsets[topic, partition])
     files = []

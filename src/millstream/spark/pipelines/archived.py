@@ -3,7 +3,8 @@
 Where they meet is decided once, when the frame is made: of each partition the lake gives all before
 the offset at which it ends then, and the broker all from that offset on. So no record is there
 twice, and none is missing, also while the archive grows and while retention removes what the lake
-holds. If the log begins after the lake ends, records are in neither, and that is an error.
+holds. If the log begins after the lake ends, records are in neither, and that is an error; so it is
+where the lake holds nothing and the log no longer begins at 0.
 """
 
 from __future__ import annotations
@@ -86,14 +87,25 @@ def boundary_of(topic: str, lake: Lake, server: str, *, ca: str | None = None) -
     ends = lake.ends()
     meets = {partition: ends.get((topic, uuid, partition), 0) for partition in starts}
     for partition, start in starts.items():
-        if 0 < meets[partition] < start:
-            raise ArchiveInvalid(
-                f"{lake.url} ends before offset {meets[partition]} of partition {partition} of "
-                f"{topic}, and the broker begins at {start}: records between are in neither; "
-                "archive the topic before its retention comes",
-                archive=lake.url,
-            )
+        if meets[partition] < start:
+            raise _in_neither(lake.url, topic, partition, meets[partition], start)
     return Boundary(topic, uuid, meets)
+
+
+def _in_neither(url: str, topic: str, partition: int, end: int, start: int) -> ArchiveInvalid:
+    if end == 0:
+        what = (
+            f"{url} holds nothing of partition {partition} of {topic}, and the broker begins at "
+            f"{start}: records before are in neither; name the folder of its archive, or read the "
+            "topic alone"
+        )
+    else:
+        what = (
+            f"{url} ends before offset {end} of partition {partition} of {topic}, and the broker "
+            f"begins at {start}: records between are in neither; archive the topic before its "
+            "retention comes"
+        )
+    return ArchiveInvalid(what, archive=url)
 
 
 def archived(spark: SparkSession, lake: Lake, boundary: Boundary, *, is_stream: bool) -> DataFrame:
