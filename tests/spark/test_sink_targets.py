@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -12,12 +13,12 @@ from pyspark.sql.types import StructType
 from broker_process import BrokerProcess
 from millstream.client import Client
 from millstream.client.blocking import BlockingWriters
-from millstream.errors import ColumnInvalid, OptionInvalid, SaveModeInvalid
+from millstream.errors import ColumnInvalid, OptionInvalid, SaveModeInvalid, WriterAhead
 from millstream.spark import sink
 from millstream.spark.datasource import remembered_by_tables
 from millstream.spark.kafka_client import Kafka
 from millstream.spark.options import BROKER_ROWS, read_options, read_place
-from millstream.spark.staging import MillstreamBroker, TaskPlace, stage_rows
+from millstream.spark.staging import MillstreamBroker, TaskDone, TaskPlace, stage_rows
 
 SCHEMA = StructType().add("value", "string")
 OTHER = {"servers": "other:9092", "topic": "orders"}
@@ -152,6 +153,56 @@ def test_only_a_write_without_a_name_is_its_writers_final_one(
             last = client.writers.get(made.writer).last
             assert last is not None
             assert (last.final, last.records) == (is_final, 1)
+
+
+def write_rows(broker: BrokerProcess, writer: str, batch: int, *values: bytes) -> None:
+    """As one task of a named batch write."""
+    given = {"server": broker.url(""), "topic": "named", "writer": writer, "batch": str(batch)}
+    made = sink.batch_writer(given, SCHEMA, False)
+    rows = pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], names=["value"])
+    with Client(broker.url("")) as client:
+        place = TaskPlace(made.writer, made.batch, 0, 0)
+        done = stage_rows(
+            [rows], made.target.options, place, MillstreamBroker(client), sink.wall_ms
+        )
+    made.commit([sink.Written(done)])
+
+
+def test_a_named_batch_write_never_drops_new_rows_for_old_ones(broker: BrokerProcess) -> None:
+    """A checkpoint of a foreachBatch was lost, and its numbers begin again."""
+    write_rows(broker, "lost", 3, b"a", b"b")
+    write_rows(broker, "lost", 3, b"a", b"b")
+    with pytest.raises(WriterAhead, match="batch 3 with 2 records, and this write has 1 for it"):
+        write_rows(broker, "lost", 3, b"c")
+    with pytest.raises(WriterAhead, match="committed batch 3, and this write is at 0") as caught:
+        write_rows(broker, "lost", 0, b"c", b"d")
+    assert caught.value.fields == {"writer": "lost", "batch": 0, "last": 3}
+    with Client(broker.url("")) as client:
+        last = client.writers.get("lost").last
+        assert last is not None
+        assert (last.batch, last.records) == (3, 2)
+
+
+def test_a_named_write_without_rows_is_held_against_what_was_committed_too(
+    broker: BrokerProcess,
+) -> None:
+    write_rows(broker, "empty", 0)
+    write_rows(broker, "empty", 1, b"a")
+    with pytest.raises(WriterAhead, match="batch 1 with 1 records, and this write has 0 for it"):
+        write_rows(broker, "empty", 1)
+    with pytest.raises(WriterAhead, match="this write is at 0"):
+        write_rows(broker, "empty", 0)
+    write_rows(broker, "empty", 2)
+
+
+def test_a_stream_without_rows_is_held_against_what_it_committed(broker: BrokerProcess) -> None:
+    write_rows(broker, "streamed", 1, b"a")
+    given = {"server": broker.url(""), "topic": "named", "writer": "streamed"}
+    made = sink.stream_writer(given, SCHEMA, False)
+    done = TaskDone("streamed", 1, (), 0, 0, "a-query")
+    with pytest.raises(WriterAhead, match="micro-batch 1 with 1 records, and this query has 0"):
+        made.commit([sink.Written(done)], 1)
+    made.commit([sink.Written(replace(done, batch=2))], 2)
 
 
 def test_a_batch_write_has_a_name_of_its_own_or_the_given_one() -> None:

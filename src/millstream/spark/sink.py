@@ -27,7 +27,14 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from millstream.errors import MillstreamError, SaveModeInvalid, WriterAhead, WriterNameless
+from millstream.client.writers import LastBatch
+from millstream.errors import (
+    MillstreamError,
+    SaveModeInvalid,
+    WriterAhead,
+    WriterNameless,
+    WriterUnknown,
+)
 from millstream.spark.datasource import table_options
 from millstream.spark.kafka_client import Kafka
 from millstream.spark.kafka_sink import produce_rows
@@ -195,7 +202,9 @@ class BatchSink(DataSourceArrowWriter):
         if self.target.url is None or not done:
             return
         is_final = self.target.options.writer is None
-        commit_staged(self.target.url, self.target.options, done, is_final=is_final)
+        was_there = commit_staged(self.target.url, self.target.options, done, is_final=is_final)
+        if not is_final and (was_there or not _has_parts(done)):
+            _require_same(self.target, done)
         if is_final:
             # Nobody will come by this name again. The broker forgets it too, only later.
             with suppress(MillstreamError), _client(self.target) as client:
@@ -230,7 +239,8 @@ class StreamSink(DataSourceStreamArrowWriter):
         done = _done(messages)
         if self.target.url is None or not done:
             return
-        if commit_staged(self.target.url, self.target.options, done):
+        was_there = commit_staged(self.target.url, self.target.options, done)
+        if was_there or not _has_parts(done):
             _require_same(self.target, done)
 
     def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803
@@ -240,25 +250,41 @@ class StreamSink(DataSourceStreamArrowWriter):
 
 
 def _require_same(target: Target, done: list[TaskDone]) -> None:
-    """What is committed already should be these rows. Only a stream's last micro-batch is ever
-    replayed: an older one comes of a checkpoint that was put back or deleted, and so does the last
+    """What is committed already should be these rows. Only a writer's last batch is ever written
+    again: an older one comes of a checkpoint that was put back or deleted, and so does the last
     one when it has another number of rows now. Another query's the broker has refused before."""
-    writer, batch = done[0].writer, done[0].batch
+    writer = done[0].writer
     with _client(target) as client:
-        last = client.writers.get(writer).last
-    if last is None:
-        return
-    rows = sum(one.rows for one in done)
+        try:
+            last = client.writers.get(writer).last
+        except WriterUnknown:
+            # It has had no rows yet, and has none now.
+            return
+    if last is not None:
+        _require_last(done, last)
+
+
+def _require_last(done: list[TaskDone], last: LastBatch) -> None:
+    """WriterAhead unless these are the rows of the writer's last batch, or of a newer one."""
+    writer, batch, rows = done[0].writer, done[0].batch, sum(one.rows for one in done)
+    is_stream = done[0].owner is not None
+    noun, mine = ("micro-batch", "this query") if is_stream else ("batch", "this write")
     if last.batch > batch:
-        what = f"micro-batch {last.batch}, and this query is at {batch}"
+        what = f"{noun} {last.batch}, and {mine} is at {batch}"
     elif last.batch == batch and not last.skipped and last.records != rows:
-        what = f"micro-batch {batch} with {last.records} records, and this query has {rows} for it"
+        what = f"{noun} {batch} with {last.records} records, and {mine} has {rows} for it"
     else:
         return
+    if is_stream:
+        why = "its checkpoint is older than what it wrote. Go on with the newest checkpoint"
+    else:
+        why = (
+            "these rows are not written, for numbers of batches rise. In foreachBatch, go on with "
+            "the newest checkpoint; elsewhere, give the write the next number"
+        )
     raise WriterAhead(
-        f"the writer {writer} has committed {what}: its checkpoint is older than what it wrote. "
-        "Go on with the newest checkpoint, or start with another writer (option writer), which "
-        "may write records again",
+        f"the writer {writer} has committed {what}: {why}, or start with another writer (option "
+        "writer), which may write records again",
         writer=writer,
         batch=batch,
         last=last.batch,
@@ -292,6 +318,12 @@ def _write(target: Target, place: TaskPlace, batches: Iterable[Any]) -> TaskDone
 
 def wall_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def _has_parts(done: list[TaskDone]) -> bool:
+    """Without rows there is nothing to commit, and only the writer's last batch can tell whether
+    that is right."""
+    return any(one.parts for one in done)
 
 
 def commit_staged(
