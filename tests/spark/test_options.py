@@ -19,7 +19,7 @@ RIGHT_SCHEMAS = [
     "id BIGINT, total DOUBLE",
     "id: bigint not null comment 'its (own), <id>', `odd-``name` string",
     "a array<struct<b: map<string, array<int>>, c decimal(12, 2)>>, d Timestamp_NTZ",
-    "when INTERVAL DAY TO SECOND, name STRING COLLATE UNICODE NOT NULL, at TIME(3)",
+    "name STRING COLLATE UNICODE NOT NULL, at TIME(3)",
     "comment string, not int, `größe` float, 2nd int",
 ]
 
@@ -254,6 +254,23 @@ def test_json_values_are_a_struct_and_what_does_not_fit_beside_it() -> None:
         ("größe INT", "the name grö… needs backquotes around it"),
         ("total DECIMAL(50, 2)", "of the field total: a DECIMAL has 1 to 38 digits"),
         ("m MAP<INT, STRING>", "of the field m: the keys of a MAP are STRING in JSON"),
+        ("name VARCHAR(5)", "of the field name: a value cannot be read as VARCHAR; use STRING"),
+        ("name char(5)", "of the field name: a value cannot be read as CHAR; use STRING"),
+        (
+            "a STRUCT<b: CHARACTER>",
+            "of the field a.b: a value cannot be read as CHARACTER; use STRING",
+        ),
+        ("m MAP<VARCHAR(5), INT>", "of the field m: a value cannot be read as VARCHAR; use STRING"),
+        ("v ARRAY<VARIANT>", "of the field v: a value cannot be read as VARIANT; use STRING"),
+        ("t INTERVAL", "of the field t: a value cannot be read as INTERVAL; use STRING"),
+        (
+            "t INTERVAL DAY TO SECOND",
+            "of the field t: a value cannot be read as INTERVAL; use STRING",
+        ),
+        (
+            "t INTERVAL YEAR(3) TO MONTH",
+            "of the field t: a value cannot be read as INTERVAL; use STRING",
+        ),
     ],
 )
 def test_a_wrong_schema_of_values_is_named_with_what_is_wrong(schema: str, why: str) -> None:
