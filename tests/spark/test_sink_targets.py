@@ -135,6 +135,13 @@ def test_a_topic_is_never_overwritten() -> None:
             make({"topic": "orders"}, SCHEMA, True)
 
 
+def test_a_stream_in_another_mode_is_told_of_foreach_batch() -> None:
+    """Spark has no `update` for sinks in Python."""
+    with pytest.raises(SaveModeInvalid, match="foreachBatch") as caught:
+        sink.stream_writer({"topic": "orders"}, SCHEMA, True)
+    assert "update" not in caught.value.message
+
+
 def test_only_a_write_without_a_name_is_its_writers_final_one(
     broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

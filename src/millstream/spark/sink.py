@@ -95,8 +95,8 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
 def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamSink:
     if overwrite:
         raise SaveModeInvalid(
-            "a topic takes new records and keeps the old ones; use .outputMode('append') or "
-            "'update'"
+            "a topic takes new records and keeps the old ones; use .outputMode('append'), or "
+            "foreachBatch for a query in another mode"
         )
     return StreamSink(_target(given, schema, is_stream=True))
 
