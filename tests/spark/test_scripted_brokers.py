@@ -187,6 +187,19 @@ def test_two_looks_are_enough_and_no_more_are_paid_for(
     assert len(clock.slept_s) == 1
 
 
+def test_a_stream_of_what_is_there_now_reads_no_partition_that_came_since(
+    scripted: ScriptedKafka, clock: MovedClock
+) -> None:
+    scripted.make("orders", Log().add(b"a"), Log())
+    start = started(driver_of(scripted, clock))
+    now = driver_of(scripted, clock)
+    scripted.plan(MetadataRequest, ignorant, ignorant)
+    now.fix_latest()
+    scripted.topics["orders"].append(Log().add(b"new"))
+    assert now.latest(start) == start
+    assert now.latest(start) == start
+
+
 # ---- ends that cannot be reached
 
 
@@ -419,6 +432,15 @@ def test_a_broker_that_contradicts_itself_is_given_up(
     assert "kafkaConsumer.pollTimeoutMs" in caught.value.message
     assert PATIENCE_S - 2 < sum(clock.slept_s) <= PATIENCE_S
     assert scripted.asked[FetchRequest.API_KEY] < 200
+
+
+def test_a_log_that_ends_early_is_read_up_to_its_end_before_anything_is_lost(
+    scripted: ScriptedKafka, clock: MovedClock
+) -> None:
+    scripted.make("orders", Log().add(b"a"))
+    scripted.plan(FetchRequest, out_of_range, honest, out_of_range)
+    assert rows(scripted, clock, 3, failOnDataLoss="false") == [b"a"]
+    assert len(clock.slept_s) == 1
 
 
 def test_an_offset_that_is_out_of_range_is_lost_data(

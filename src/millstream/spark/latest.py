@@ -65,8 +65,11 @@ class Latest:
         again = self._look(self._clock())
         self._gone = missing - again.offsets.keys()
         if self._is_fixed:
-            # What was seen at first stays as it was.
-            again = Position({**again.offsets, **position.offsets}, {**again.ids, **position.ids})
+            # What was seen at first stays as it was, and what came since does not count.
+            found = {part: again.offsets[part] for part in missing & again.offsets.keys()}
+            topics = {topic for topic, _ in found}
+            ids = {topic: id for topic, id in again.ids.items() if topic in topics}
+            again = Position({**found, **position.offsets}, {**ids, **position.ids})
         self.position = again
         return again
 

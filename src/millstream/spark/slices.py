@@ -314,14 +314,15 @@ def _from_wire(
 
 
 def _has_skipped(kafka: Kafka, reading: Reading, task: Task, progress: Progress) -> bool:
-    """Past what is lost. False where the broker says that it has what is out of range: one that
-    follows another, or does not know the topic for a moment."""
+    """Past what is lost. False where the broker says that it has what is out of range, also when
+    its log ends before the task does: one that follows another, or does not know the topic for a
+    moment."""
     part, _, end = task.range
     earliest = kafka.list_offsets({part: EARLIEST}).get(part)
     latest = kafka.list_offsets({part: LATEST}).get(part)
     if earliest is not None and progress.offset < earliest:
         skip_or_fail(reading, task.range, progress, earliest, "retention")
-    elif latest is not None and latest < end:
+    elif latest is not None and latest <= progress.offset:
         skip_or_fail(reading, task.range, progress, end, "the log's end was lost")
     else:
         return False
