@@ -7,12 +7,20 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import pytest
+from pyspark.errors import PySparkException
+
 from broker_process import MILL, PATIENCE_SECONDS, BrokerProcess, plain_environment, wait_until
 from cli_transcripts import mill
+from millstream.errors import DataLost, PipelineFailed
+from millstream.spark.pipelines.context import Context
+from millstream.spark.pipelines.registry import Pipeline
+from millstream.spark.pipelines.running import RunSettings, run_pipeline
+from millstream.spark.pipelines.state import RunFolder
 from spark.records import publish, read_all
 from spark.sparks import SPARK_SECONDS
 
@@ -89,3 +97,50 @@ def test_a_continuous_run_is_killed_goes_on_and_ends_in_order(
     assert json.loads((tmp_path / "out").read_text(encoding="utf-8"))["state"] == "stopped"
     numbers = [one.json()["n"] for one in read_all(broker, "run-out")]
     assert sorted(numbers) == list(range(60))
+
+
+def test_a_run_whose_whole_process_group_is_asked_to_stop_is_stopped(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
+    """As many supervisors do it: the JVM ends under the run."""
+    (tmp_path / "own.py").write_text(OWN, encoding="utf-8")
+    publish(broker, "run-in", [{"value": {"n": 1}}])
+    publish(broker, "run-out", [])
+    before = len(read_all(broker, "run-out"))
+    with running(tmp_path, broker) as process:
+        wait_until(
+            lambda: len(read_all(broker, "run-out")) > before or process.poll() is not None,
+            "the first records",
+            SPARK_SECONDS,
+        )
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.wait(PATIENCE_SECONDS) == 0, (tmp_path / "err").read_text(encoding="utf-8")
+    assert status(tmp_path)["state"] == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("error", "is_asked", "state"),
+    [
+        (ConnectionRefusedError("no JVM"), True, "stopped"),
+        (PySparkException("no JVM"), True, "stopped"),
+        (PySparkException("no JVM"), False, "failed"),
+        (ValueError("of the user's own"), True, "failed"),
+        (DataLost("records are gone"), True, "failed"),
+    ],
+)
+def test_a_run_that_was_asked_to_stop_does_not_fail_of_a_spark_that_is_gone(
+    tmp_path: Path, error: Exception, is_asked: bool, state: str
+) -> None:
+    def run(_: Context) -> None:
+        if is_asked:
+            signal.raise_signal(signal.SIGTERM)
+        raise error
+
+    settings = RunSettings(folder=tmp_path, name="gone")
+    spark: Any = object()
+    kept = nullcontext() if state == "stopped" else pytest.raises((type(error), PipelineFailed))
+    with kept:
+        run_pipeline(Pipeline("gone", "", run), {}, settings, session=spark)
+    found = RunFolder(tmp_path, "gone").read()
+    assert found is not None
+    assert (found.state, found.error is None) == (state, state == "stopped")

@@ -64,6 +64,7 @@ def run_pipeline(
     With a `session` of the caller's that one is used, and is left open.
     """
     shown = progress or SilentProgress()
+    stop = threading.Event()
     clock = clock or SystemClock()
     options = Options(pipeline.options, given)
     name = settings.name or pipeline.name
@@ -78,10 +79,10 @@ def run_pipeline(
         with folder.locked():
             status = _begin(folder, pipeline, options, settings, clock)
             with (
-                _ending(folder, status, clock),
+                _ending(folder, status, clock, stop.is_set),
                 _session(session, name, settings) as spark,
                 # After the session: Spark has a way with SIGINT of its own.
-                _signals() as is_stopping,
+                _signals(stop),
             ):
                 context = Context(
                     spark=spark,
@@ -98,10 +99,10 @@ def run_pipeline(
                     save=_saver(folder, clock),
                     is_continuous=settings.is_continuous,
                     every=settings.every,
-                    is_stopping=is_stopping,
+                    is_stopping=stop.is_set,
                 )
                 pipeline.run(context)
-                status.state = "stopped" if is_stopping() else "finished"
+                status.state = "stopped" if stop.is_set() else "finished"
             return status
     finally:
         shown.close()
@@ -168,21 +169,34 @@ def say_errors_once() -> None:
 
 
 @contextmanager
-def _ending(folder: RunFolder, status: Status, clock: Clock) -> Iterator[None]:
-    """However the run ends, its state says so."""
+def _ending(
+    folder: RunFolder, status: Status, clock: Clock, is_stopping: Callable[[], bool]
+) -> Iterator[None]:
+    """However the run ends, its state says so.
+
+    A signal that goes to all processes of a run ends the JVM too, and whatever is asked of Spark
+    from then on fails. That is no failure of the run: what its last micro-batch wanted is done by
+    the next run, which would also meet what else was wrong.
+    """
     try:
         yield
     except MillstreamError as error:
         status.state, status.error = "failed", f"{error.code}: {error.message}"
-        raise
+        if not (is_stopping() and isinstance(error, PipelineFailed)):
+            raise
+        status.state = "stopped"
     except KeyboardInterrupt:
         status.state = "stopped"
         raise
     except Exception as error:
+        is_sparks = _is_sparks(error)
         status.state, status.error = "failed", plain_reason(str(error))
-        if _is_sparks(error):
+        if is_stopping() and (is_sparks or isinstance(error, OSError | EOFError)):
+            status.state, status.error = "stopped", None
+        elif is_sparks:
             raise PipelineFailed(f"{status.name}: {status.error}", name=status.name) from error
-        raise
+        else:
+            raise
     finally:
         status.changed_ms = clock.wall_ms()
         folder.write(status)
@@ -208,21 +222,20 @@ def _saver(folder: RunFolder, clock: Clock) -> Callable[[Status], None]:
 
 
 @contextmanager
-def _signals() -> Iterator[Callable[[], bool]]:
+def _signals(stop: threading.Event) -> Iterator[None]:
     """SIGTERM and the first SIGINT end a run in order; a second SIGINT ends it at once."""
-    came = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield came.is_set
+        yield
         return
 
     def note(*_: object) -> None:
-        if came.is_set():
+        if stop.is_set():
             raise KeyboardInterrupt
-        came.set()
+        stop.set()
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield came.is_set
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
