@@ -90,6 +90,8 @@ def test_a_continuous_run_is_killed_goes_on_and_ends_in_order(
         wait_until(
             lambda: arrived(60) or process.poll() is not None, "what came meanwhile", SPARK_SECONDS
         )
+        # The group follows a moment behind what has arrived.
+        wait_until(lambda: status(tmp_path)["lag"] == 0, "the group", SPARK_SECONDS)
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_SECONDS) == 0, (tmp_path / "err").read_text(encoding="utf-8")
     page = status(tmp_path)
