@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from millstream.log.batch import Header
 
 READ_BYTES = 1024 * 1024
-# Written batches go to the device this often, so that no long flush holds up other syncs.
-SYNC_BYTES = 1024 * 1024
+# What is written goes to the device in steps of this size: the syncs of others wait for a step.
+WRITE_BYTES = 128 * 1024
 # What a key costs in the table beside its own bytes, about.
 KEY_OVERHEAD_BYTES = 110
 
@@ -162,7 +162,7 @@ class _Run:
         target.create(0, Intervals(job.index_bytes, job.time_ms))
         is_same = len(sources) == 1
         run: list[Placed] = []
-        position, unsynced = 0, 0
+        position = 0
         for segment in self._segments[first:last]:
             for _, header, data in batches_of(segment):
                 kept = self._kept(header, data)
@@ -171,13 +171,10 @@ class _Run:
                     continue
                 run.append(_placed(target, position, header, kept))
                 position += len(kept)
-                if position - target.size >= READ_BYTES:
-                    unsynced += position - target.size
+                if position - target.size >= WRITE_BYTES:
                     target.write(run)
                     run.clear()
-                if unsynced >= SYNC_BYTES and target.loaded is not None:
-                    self._disk.sync(target.loaded.file)
-                    unsynced = 0
+                    self._disk.sync(target.open().file)
         if run:
             target.write(run)
         if is_same:

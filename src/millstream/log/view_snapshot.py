@@ -24,7 +24,7 @@ from crc32c import crc32c
 
 from millstream.log import batch as batches
 from millstream.log.child import work_for_parent
-from millstream.log.compaction import Source, batches_of, open_source
+from millstream.log.compaction import WRITE_BYTES, Source, batches_of, open_source
 from millstream.log.disk import close_file, read_file, write_all
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ SUFFIX = ".snapshot"
 NAME = re.compile(r"([0-9]{20})\.snapshot")
 # Records of a batch, so that a reader can take a breath between two of them.
 BATCH_RECORDS = 4096
-SYNC_BYTES = 1024 * 1024
 
 
 class ViewSnapshot(NamedTuple):
@@ -128,7 +127,7 @@ def _write(disk: Disk, folder: str, head: bytes, offset: int, parts: Iterable[by
             position += write_all(disk, file, [part], position)
             crc = crc32c(part, crc)
             unsynced += len(part)
-            if unsynced >= SYNC_BYTES:
+            if unsynced >= WRITE_BYTES:
                 # No long flush at the end, that would hold up the syncs of others.
                 disk.sync(file)
                 unsynced = 0
