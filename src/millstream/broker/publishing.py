@@ -112,8 +112,7 @@ class Target:
         # Whether a key may be missing.
         self.is_plain = not topic.settings.compact
         self.is_weak = topic.settings.fsync != "every"
-        # Whether the time that a publisher gives is not looked at.
-        self.is_append_time = topic.settings.timestamps == "append"
+        self.is_append_time = topic.is_append_time
         more = topic.partitions - len(self.gathering)
         if self.gathering and more:
             self.rotation.grow(topic.partitions)
@@ -484,19 +483,19 @@ class Publisher:
 
     def _append(self, target: Target, gathering: Gathering) -> None:
         number, lane = gathering.id.number, gathering.lane
+        place = SCHEDULED if lane == SCHEDULED[1] else (number, lane)
         if lane != NORMAL:
-            place = SCHEDULED if lane == SCHEDULED[1] else (number, lane)
             if target.laned.get(place) is gathering:
                 del target.laned[place]
         elif target.gathering[number] is gathering:
             target.gathering[number] = None
         try:
-            data = batches.encode(gathering.fields, lane=lane_name(lane))
+            entry = _encoded(target, place, gathering.fields)
         except Exception as error:  # noqa: BLE001  nobody may be left without an answer
             gathering.done(Pending.failed(error))
             return
-        appended = self._engine.append(gathering.id, data, batches.read_header(data))
-        if lane == SCHEDULED[1]:
+        appended = self._engine.append(*entry)
+        if place == SCHEDULED:
             topic = target.topic
             appended.then(lambda one: self._note_scheduled(topic, one, gathering.fields))
         appended.then(gathering.done)
@@ -516,8 +515,7 @@ class Publisher:
         self._submit(call.target, call.numbers())
         fields, traffic, topic = call.fields, call.target.traffic, call.target.topic
         entries = [
-            encoded(_id_of(call.target, place), [fields[at] for at in part], lane_name(place[1]))
-            for place, part in parts
+            _encoded(call.target, place, [fields[at] for at in part]) for place, part in parts
         ]
         pending: Pending[Published] = Pending()
 
@@ -630,6 +628,12 @@ class Publisher:
 
 def _id_of(target: Target, place: tuple[int, int]) -> PartitionId:
     return SCHEDULES if place == SCHEDULED else PartitionId(target.topic.name, place[0])
+
+
+def _encoded(target: Target, place: tuple[int, int], fields: list[batches.Fields]) -> Entry:
+    is_stamped = target.is_append_time and place != SCHEDULED
+    append_time = fields[-1][0] if is_stamped else None
+    return encoded(_id_of(target, place), fields, lane_name(place[1]), append_time)
 
 
 def _together(appends: list[Pending[int]]) -> Pending[list[int]]:

@@ -74,6 +74,15 @@ def fields_of(letter: Letter, now_ms: int) -> batches.Fields:
     return now_ms, record.key, record.value, headers
 
 
+class _Open(NamedTuple):
+    """A batch that is not full."""
+
+    is_append_time: bool
+    lane: int
+    fields: list[batches.Fields]
+    size: int
+
+
 class Outgoings:
     """Records of one step, as batches of one partition and one lane each, in their order."""
 
@@ -81,27 +90,29 @@ class Outgoings:
 
     def __init__(self) -> None:
         self._ready: list[Entry] = []
-        # Of each partition: the lane, records and bytes of the batch that is not full.
-        self._open: dict[PartitionId, tuple[int, list[batches.Fields], int]] = {}
+        # Of each partition: the batch that is not full.
+        self._open: dict[PartitionId, _Open] = {}
 
     def add(self, target: Target, lane: int, fields: batches.Fields, size: int) -> None:
         id = PartitionId(target.topic.name, target.partition)
-        known, batch, bytes_ = self._open.pop(id, (lane, [], 0))
-        if batch and (known != lane or bytes_ + size > BATCH_BYTES):
-            self._ready.append(_encoded(id, known, batch, bytes_))
-            batch, bytes_ = [], 0
-        batch.append(fields)
-        self._open[id] = (lane, batch, bytes_ + size)
+        known = self._open.pop(id, None)
+        if known is not None and (known.lane != lane or known.size + size > BATCH_BYTES):
+            self._ready.append(_encoded(id, known))
+            known = None
+        batch = known or _Open(target.topic.is_append_time, lane, [], 0)
+        batch.fields.append(fields)
+        self._open[id] = batch._replace(size=batch.size + size)
 
     def entries(self) -> list[Entry]:
-        rest = [_encoded(id, *one) for id, one in self._open.items()]
+        rest = [_encoded(id, one) for id, one in self._open.items()]
         return self._ready + rest
 
 
-def _encoded(id: PartitionId, lane: int, fields: list[batches.Fields], size: int) -> Entry:
+def _encoded(id: PartitionId, batch: _Open) -> Entry:
     data = batches.encode(
-        fields,
-        compression="none" if size <= PLAIN_BYTES_MAX else "zstd",
-        lane=None if lane == NORMAL_LANE else LANES[lane],
+        batch.fields,
+        compression="none" if batch.size <= PLAIN_BYTES_MAX else "zstd",
+        append_time=batch.fields[-1][0] if batch.is_append_time else None,
+        lane=None if batch.lane == NORMAL_LANE else LANES[batch.lane],
     )
     return Entry(id, data, batches.read_header(data))

@@ -200,20 +200,21 @@ class Firing:
     def _entries(self, fired: Sequence[tuple[Due, Plan, Topic]], now_ms: int) -> list[Entry]:
         """Batches of one partition and lane each, in the order in which they are due."""
         entries: list[Entry] = []
-        open_: dict[tuple[str, int, int], tuple[list[batches.Fields], int]] = {}
+        open_: dict[tuple[str, int, int], tuple[Topic, list[batches.Fields], int]] = {}
         self._next += 1
         for _, plan, topic in fired:
             place = (topic.name, self._partition(plan, topic), plan.lane)
-            fields, size = open_.get(place, ([], 0))
+            _, fields, size = open_.get(place, (topic, [], 0))
             more = _size_of(plan)
             if fields and (size + more > BATCH_BYTES or len(fields) == BATCH_RECORDS):
-                entries.append(_encoded(place, fields))
+                entries.append(_encoded(topic, place, fields))
                 fields, size = [], 0
-            own_ms = plan.timestamp_ms if topic.settings.timestamps == "create" else None
+            own_ms = None if topic.is_append_time else plan.timestamp_ms
             time_ms = now_ms if own_ms is None else own_ms
             fields.append((time_ms, plan.key, plan.value, plan.headers))
-            open_[place] = (fields, size + more)
-        return entries + [_encoded(place, fields) for place, (fields, _) in open_.items()]
+            open_[place] = (topic, fields, size + more)
+        rest = [_encoded(one, place, fields) for place, (one, fields, _) in open_.items()]
+        return entries + rest
 
     def _partition(self, plan: Plan, topic: Topic) -> int:
         """As the topic is now: it may have more partitions than when this was scheduled."""
@@ -304,9 +305,10 @@ def _size_of(plan: Plan | None) -> int:
     return size
 
 
-def _encoded(place: tuple[str, int, int], fields: list[batches.Fields]) -> Entry:
-    topic, number, lane = place
-    return encoded(PartitionId(topic, number), fields, lane_name(lane))
+def _encoded(topic: Topic, place: tuple[str, int, int], fields: list[batches.Fields]) -> Entry:
+    name, number, lane = place
+    append_time = fields[-1][0] if topic.is_append_time else None
+    return encoded(PartitionId(name, number), fields, lane_name(lane), append_time)
 
 
 def _logger() -> structlog.stdlib.BoundLogger:

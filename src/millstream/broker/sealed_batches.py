@@ -48,7 +48,7 @@ class _Target:
     def __init__(self, topic: Topic, bytes_max: int) -> None:
         self.topic = topic
         self.ids = [PartitionId(topic.name, number) for number in range(topic.partitions)]
-        self.is_append_time = topic.settings.timestamps == "append"
+        self.is_append_time = topic.is_append_time
         self.is_compacted = topic.settings.compact
         self.is_inspected = topic.settings.inspect
         self.bytes_max = bytes_max

@@ -128,7 +128,7 @@ class Copying:
             step.records -= header.count
             step.skip("key_required", header.count)
             return
-        if topic.settings.timestamps == "append":
+        if topic.is_append_time:
             data, header = batches.stamped(data, header, self._around.clock.wall_ms())
         step.entries.append(Entry(PartitionId(topic.name, key.partition), data, header))
         step.topics[topic.name] = (seen, records + header.count, size + header.size)

@@ -61,6 +61,11 @@ class Topic(NamedTuple):
     # As it is stored.
     opened_to: tuple[int, ...] = ()
 
+    @property
+    def is_append_time(self) -> bool:
+        """Whether the time that a publisher gives is not looked at."""
+        return self.settings.timestamps == "append"
+
 
 class PartitionFacts(NamedTuple):
     partition: int

@@ -60,9 +60,14 @@ class Entry(NamedTuple):
     header: batches.Header
 
 
-def encoded(id: PartitionId, fields: list[batches.Fields], lane: str | None = None) -> Entry:
+def encoded(
+    id: PartitionId,
+    fields: list[batches.Fields],
+    lane: str | None = None,
+    append_time: int | None = None,
+) -> Entry:
     """A batch of the broker's own making."""
-    data = batches.encode(fields, lane=lane)
+    data = batches.encode(fields, lane=lane, append_time=append_time)
     return Entry(id, data, batches.read_header(data))
 
 
