@@ -49,7 +49,7 @@ test-pure: $(DEV)
 test-faults: $(DEV)  ## every test, with the full set of crashes and broken disks
 	MILLSTREAM_FAULTS=full $(BIN)/python -m pytest -n $(WORKERS) --timeout 7200
 
-test-clients: $(DEV)  ## the tests of kafka-python and aiokafka; AIOKAFKA_SOURCE=FOLDER has the latter's
+test-clients: $(DEV)  ## the own tests of kafka-python and aiokafka, against a broker of ours
 	PYTHONPATH=tests $(BIN)/python -m clients.other_suites
 
 test-soak: $(DEV)  ## an hour's worth of load, ten thousand connections, clients that are killed

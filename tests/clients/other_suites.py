@@ -5,8 +5,9 @@ away afterwards. A test that fails, or is skipped, must have an excuse below, an
 needed: one whose test passes is to be taken away.
 
 kafka-python's are in its source package. aiokafka's are not: what it puts on PyPI has had no tests
-since 0.1.0. `AIOKAFKA_SOURCE` names a folder in which its folder `tests` is; without one they are
-not run, and that is a failure, unless `LEAVE_OUT=aiokafka` says that it is meant.
+since 0.1.0. They come from its repository, or from the folder that `AIOKAFKA_SOURCE` names, in
+which its folder `tests` is. Where there is neither they are not run, and that is a failure, unless
+`LEAVE_OUT=aiokafka` says that it is meant.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -35,6 +37,7 @@ SECOND_BROKER = "needs a second broker"
 OLDER = "is for brokers older than Kafka 0.10.1"
 REASONS = frozenset((TRANSACTIONS, ACCESS, KERBEROS, SECOND_BROKER, OLDER))
 SECONDS_MAX = 60
+CLONE_SECONDS_MAX = 120
 # By which the plugins below find the broker: its addresses, and a folder with certificates.
 ADDRESS = "MILLSTREAM_SUITE_BROKER"
 ADDRESS_TLS = "MILLSTREAM_SUITE_BROKER_TLS"
@@ -166,6 +169,7 @@ def not_run(suite: Suite) -> str:
     missing = f"{suite.package} {number}: not run, because its package on PyPI brings no tests"
     if not suite.elsewhere:
         return missing
+    missing += f", and {os.environ.get(suite.elsewhere) or suite.repository} gave none"
     folder = f"/tmp/{suite.package}"
     return f"""{missing}
 to run them:
@@ -177,8 +181,8 @@ to leave them out:
 
 def fetch(suite: Suite, directory: Path) -> Path:
     """Their source. Of what lies elsewhere only the tests, which then test what is installed."""
-    own = os.environ.get(suite.elsewhere) if suite.elsewhere else None
-    if own:
+    if suite.elsewhere:
+        own = os.environ.get(suite.elsewhere) or clone(suite, directory / "clone")
         source = directory / suite.package
         if Path(own, suite.tests).is_dir():
             shutil.copytree(Path(own, suite.tests), source / suite.tests)
@@ -191,6 +195,20 @@ def fetch(suite: Suite, directory: Path) -> Path:
     with tarfile.open(package) as archive:
         archive.extractall(directory, filter="data")
     return package.with_name(package.name.removesuffix(".tar.gz"))
+
+
+def clone(suite: Suite, folder: Path) -> Path:
+    """Their repository as it was at this version; nothing where it cannot be reached."""
+    program = ["git", "clone", "--quiet", "--depth", "1", "--branch", f"v{version(suite.package)}"]
+    environment = os.environ | {"GIT_TERMINAL_PROMPT": "0"}
+    with suppress(FileNotFoundError, subprocess.TimeoutExpired):
+        subprocess.run(
+            [*program, suite.repository, str(folder)],
+            env=environment,
+            check=False,
+            timeout=CLONE_SECONDS_MAX,
+        )
+    return folder
 
 
 def test(suite: Suite, source: Path, broker: BrokerProcess, report: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 
@@ -91,8 +93,29 @@ def test_a_suite_without_tests_is_not_run_which_is_a_failure_that_says_how(
     assert run(AIOKAFKA) == 1
     said = capsys.readouterr().out
     assert "not run" in said
+    assert f"{tmp_path / folder} gave none" in said
     assert "make test-clients AIOKAFKA_SOURCE=/tmp/aiokafka\n" in said
     assert said.endswith("make test-clients LEAVE_OUT=aiokafka\n")
+
+
+def test_tests_that_a_package_lacks_come_from_the_repository_at_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("AIOKAFKA_SOURCE", raising=False)
+    theirs, suite = tmp_path / "theirs", AIOKAFKA._replace(repository=str(tmp_path / "theirs"))
+    assert run(suite) == 1
+    assert f"{theirs} gave none" in capfd.readouterr().out
+    for name in ("tests/test_one.py", "aiokafka/__init__.py"):
+        (theirs / name).parent.mkdir(parents=True)
+        (theirs / name).touch()
+    git = ["git", "-C", str(theirs), "-c", "user.name=n", "-c", "user.email=e"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *words], check=True)
+    subprocess.run([*git, "tag", f"v{version('aiokafka')}"], check=True)
+    (tmp_path / "here").mkdir()
+    source = other_suites.fetch(suite, tmp_path / "here")
+    assert [one.name for one in source.iterdir()] == ["tests"]
+    assert (source / "tests/test_one.py").exists()
 
 
 def test_a_suite_is_left_out_only_when_that_is_asked_for(
