@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -46,23 +47,30 @@ async def make_again(client: AsyncClient, topic: str, consumer: Consumer, *value
     )
 
 
+@asynccontextmanager
+async def five_records(broker: BrokerProcess) -> AsyncIterator[tuple[AsyncClient, Consumer]]:
+    """A topic that has them, and who reads it from its start."""
+    async with AsyncClient(broker.url("")) as client:
+        await client.topics.create("x", partitions=1)
+        await fill(client, "x", *"abcde")
+        async with client.consumer(
+            "x", group="g", commit="manual", auto_offset_reset="earliest"
+        ) as consumer:
+            yield client, consumer
+
+
 def test_what_was_done_in_a_topic_is_not_committed_in_one_made_again(broker: BrokerProcess) -> None:
     async def scenario() -> None:
-        async with AsyncClient(broker.url("")) as client:
-            await client.topics.create("x", partitions=1)
-            await fill(client, "x", *"abcde")
-            async with client.consumer(
-                "x", group="g", commit="manual", auto_offset_reset="earliest"
-            ) as consumer:
-                assert await take(consumer, 5) == list("abcde")
-                # Done, as far as the consumer knows; and then in hand, which is as good.
-                assert await consumer.take(1, timeout_s=0) == []
-                await make_again(client, "x", consumer, *"ABCDEFGH")
-                await consumer.commit()
-                assert await offsets(client) == {"x": 0}
-                assert await take(consumer, 3) == list("ABC")
-                await consumer.commit()
-                assert await offsets(client) == {"x": 3}
+        async with five_records(broker) as (client, consumer):
+            assert await take(consumer, 5) == list("abcde")
+            # Done, as far as the consumer knows; and then in hand, which is as good.
+            assert await consumer.take(1, timeout_s=0) == []
+            await make_again(client, "x", consumer, *"ABCDEFGH")
+            await consumer.commit()
+            assert await offsets(client) == {"x": 0}
+            assert await take(consumer, 3) == list("ABC")
+            await consumer.commit()
+            assert await offsets(client) == {"x": 3}
 
     run(scenario())
 
@@ -71,38 +79,28 @@ def test_a_commit_in_the_old_topic_does_not_keep_one_in_the_new_from_being_made(
     broker: BrokerProcess,
 ) -> None:
     async def scenario() -> None:
-        async with AsyncClient(broker.url("")) as client:
-            await client.topics.create("x", partitions=1)
-            await fill(client, "x", *"abcde")
-            async with client.consumer(
-                "x", group="g", commit="manual", auto_offset_reset="earliest"
-            ) as consumer:
-                await take(consumer, 5)
-                await consumer.commit()
-                assert await offsets(client) == {"x": 5}
-                await make_again(client, "x", consumer, *"ABC")
-                assert await take(consumer, 2) == list("AB")
-                await consumer.commit()
-                assert await offsets(client) == {"x": 2}
+        async with five_records(broker) as (client, consumer):
+            await take(consumer, 5)
+            await consumer.commit()
+            assert await offsets(client) == {"x": 5}
+            await make_again(client, "x", consumer, *"ABC")
+            assert await take(consumer, 2) == list("AB")
+            await consumer.commit()
+            assert await offsets(client) == {"x": 2}
 
     run(scenario())
 
 
 def test_records_of_a_topic_made_again_are_all_new_ones(broker: BrokerProcess) -> None:
     async def scenario() -> None:
-        async with AsyncClient(broker.url("")) as client:
-            await client.topics.create("x", partitions=1)
-            await fill(client, "x", *"abcde")
-            async with client.consumer(
-                "x", group="g", commit="manual", auto_offset_reset="earliest"
-            ) as consumer:
-                await until(lambda: consumer.statistics().buffered == 5, "records ahead")
-                # Two are in hand, three wait.
-                assert await take(consumer, 2) == list("ab")
-                await make_again(client, "x", consumer, *"ABC")
-                assert await take(consumer, 2) == list("AB")
-                await consumer.commit()
-                assert await offsets(client) == {"x": 2}
+        async with five_records(broker) as (client, consumer):
+            await until(lambda: consumer.statistics().buffered == 5, "records ahead")
+            # Two are in hand, three wait.
+            assert await take(consumer, 2) == list("ab")
+            await make_again(client, "x", consumer, *"ABC")
+            assert await take(consumer, 2) == list("AB")
+            await consumer.commit()
+            assert await offsets(client) == {"x": 2}
 
     run(scenario())
 
