@@ -20,8 +20,10 @@ from millstream.broker import settling
 from millstream.broker.deadletters import DeadLetters
 from millstream.broker.delivery_values import Receive, Settle
 from millstream.broker.lease_journal import LeaseJournal
+from millstream.broker.outgoing import Outgoing
 from millstream.engine.pending import Pending
 from millstream.errors import EngineBusy, TopicUnknown
+from millstream.log.batch import LANES
 from millstream.observe.delivery import delivery_metrics
 
 
@@ -136,6 +138,23 @@ def test_a_receipt_that_is_twice_in_a_request_is_settled_once_and_told_so(
     (error,) = [one.error for one in results if one.error is not None]
     assert getattr(error, "code", None) == "receipt_stale"
     assert "twice in one request" in str(error)
+
+
+@pytest.mark.parametrize("lane", ["normal", "critical"])
+def test_the_first_of_two_acks_counts_whatever_lanes_stand_between_them(lane: str) -> None:
+    """One receive has leases of several lanes, with receipts that differ in the offset alone."""
+    house = house_of()
+    for name in ("normal", "normal", "critical"):
+        record = Outgoing(None, b"v", partition=0, lane=LANES.index(name))
+        house.done(house.broker.publisher.publish("jobs", [record]))
+    records = [one for one in receive(house) if one.record.offset]
+    publish(house, "later")
+    (later,) = receive(house)
+    (one,) = [one for one in records if one.lane == lane]
+    (other,) = [one for one in records if one.lane != lane]
+    results = settle(house, "ack", other, one, later, one)
+    assert [result.outcome for result in results] == ["acked", "acked", "acked", None]
+    assert "twice in one request" in str(results[3].error)
 
 
 def test_a_stale_receipt_that_is_twice_in_a_request_is_stale_both_times() -> None:

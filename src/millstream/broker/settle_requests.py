@@ -169,7 +169,9 @@ def _ack_first(
         if settle.kind != "ack" or len(receipt) > RECEIPT_BYTES_MAX:
             rest.append(at)
             continue
-        if grant is None or not (receipt.startswith(before) and receipt.endswith(after)):
+        offset = _offset_between(receipt, before, after) if grant is not None else -1
+        if grant is None or open_.get(offset) is not grant:
+            # Of another grant; one answer may have some with the same nonce, one for each lane.
             share, grant = _first(shares, receipt, group)
             if share is None or grant is None:
                 rest.append(at)
@@ -182,18 +184,25 @@ def _ack_first(
             if work is None:
                 work = works[ledger] = Work(share, ledger)
             indexes, offsets = work.first.setdefault(grant, ([], []))
-        text = receipt[len(before) : -len(after)]
-        # As it was written: another spelling of the number, and 0, are looked at below.
-        offset = int(text) if text.isdecimal() and text.isascii() and text >= "1" else -1
-        if open_.get(offset) is not grant:
-            rest.append(at)
-            continue
+            offset = _offset_between(receipt, before, after)
+            if open_.get(offset) is not grant:
+                rest.append(at)
+                continue
         acking[offset] = grant
         del open_[offset]
         indexes.append(at)
         offsets.append(offset)
         results[at] = Settled(receipt, "acked")
     return rest
+
+
+def _offset_between(receipt: str, before: str, after: str) -> int:
+    """As it was written; -1 for another spelling of the number, and for 0: those are looked at
+    one by one."""
+    if not (receipt.startswith(before) and receipt.endswith(after)):
+        return -1
+    text = receipt[len(before) : -len(after)]
+    return int(text) if text.isdecimal() and text.isascii() and text >= "1" else -1
 
 
 def _first(shares: Shares, receipt: str, group: str | None) -> tuple[Share | None, Grant | None]:
