@@ -109,15 +109,17 @@ WRONG = [
         "startingOffsetsByTimestampStrategy",
         "`error`, `latest`",
     ),
-    ({"columns": "key,worth"}, "columns", "there is no 'worth'"),
+    ({"columns": "key,worth"}, "columns", "has 'worth', and there is no such column"),
     ({"valueFormat": "xml"}, "valueFormat", "`bytes`, `text`, `json`"),
     ({"valueFormat": "json"}, "valueFormat", "name the fields"),
     ({"valueSchema": "a INT"}, "valueSchema", "set it to json"),
     ({"access": "disk"}, "access", "`auto`, `wire`, `files`"),
-    ({"servers": "broker"}, "servers", "such as host:9092"),
+    ({"servers": "a:9092, broker"}, "servers", "has 'broker', which is no address; use one such"),
     ({"servers": "a:1", "kafka.bootstrap.servers": "b:1"}, "kafka.bootstrap.servers", "one of"),
     ({"server": "broker:8080"}, "server", "such as http://127.0.0.1:8080"),
     ({"ca": "/nowhere/ca.pem"}, "ca", "no such file"),
+    ({"groupId": "my group"}, "groupId", "'my group', which is no name of a group; use 1 to 255"),
+    ({"kafka.group.id": "__mine"}, "kafka.group.id", "'__mine', which is no name of a group"),
     ({"groupId": "a", "kafka.group.id": "b"}, "kafka.group.id", "give one of both"),
     ({"kafka.auto.offset.reset": "earliest"}, "kafka.auto.offset.reset", "set startingOffsets"),
     ({"kafka.key.deserializer": "x"}, "kafka.key.deserializer", "keys are given as bytes"),
@@ -139,6 +141,16 @@ WRONG = [
     ({"kafka.ssl.key.password": "x"}, "kafka.ssl.key.password", "certificates of clients"),
     ({"kafka.ssl.cipher.suites": "x"}, "kafka.ssl.cipher.suites", "as Python's own"),
     ({"kafka.fetch.min.byte": "1"}, "kafka.fetch.min.byte", "'kafka.fetch.min.bytes'"),
+    ({"kafka.foo.bar": "1"}, "kafka.foo.bar", "no such option; Kafka's clients have settings"),
+    # What was written is what is said.
+    ({"subscribe": "t,  u", "assign": '{"t":[0]}'}, "assign", """is '{"t":[0]}', and assign and"""),
+    ({"assign": '{"t":[-1]}'}, "assign", """is '{"t":[-1]}', and 't' has no list"""),
+    ({"startingOffsets": '{"t":5}'}, "startingOffsets", """is '{"t":5}', and"""),
+    (
+        {"startingOffsetsByTimestamp": '{"t":{"0":-1}}'},
+        "startingOffsetsByTimestamp",
+        """is '{"t":{"0":-1}}', and""",
+    ),
 ]
 
 
@@ -148,7 +160,7 @@ def test_a_wrong_option_is_named_with_what_would_be_right(
 ) -> None:
     error = refusal(**{key.replace(".", "__"): text for key, text in given.items()})
     assert error.fields["option"] == name
-    assert f"option {name} is" in error.message
+    assert re.search(f"option {re.escape(name)} (is|has) ", error.message)
     assert right in error.message
 
 
@@ -169,6 +181,48 @@ WRONG_BATCHES = [
         "endingTimestamp",
     ),
 ]
+
+
+def test_of_several_offsets_the_one_that_is_wrong_is_named() -> None:
+    ends = {"startingOffsets": '{"t": {"0": 5, "1": 7}}', "endingOffsets": '{"t":{"0":5,"1":6}}'}
+    assert refusal(**ends).message.startswith(
+        "the option endingOffsets has '6' for t/1, and startingOffsets has 7; end at or after"
+    )
+    others = {"startingOffsets": '{"t": {"0": 5}}', "endingOffsets": '{"t": {"1": 9}}'}
+    assert refusal(**others).message == (
+        "the option endingOffsets is for t/1, and startingOffsets is for t/0; name the same "
+        "partitions"
+    )
+    times = {"startingOffsetsByTimestamp": '{"t": {"0": 5}}', "endingTimestamp": "4"}
+    assert refusal(**times).message.startswith(
+        "the option endingTimestamp is '4', and startingOffsetsByTimestamp has 5 for t/0; end at"
+    )
+    times = {"startingTimestamp": "5", "endingOffsetsByTimestamp": '{"t": {"0": 4}}'}
+    assert refusal(**times).message.startswith(
+        "the option endingOffsetsByTimestamp has '4' for t/0, and startingTimestamp is 5; end at"
+    )
+    assert refusal(True, endingOffsetsByTimestamp='{"t":{"0":5}}').message.startswith(
+        """the option endingOffsetsByTimestamp is '{"t":{"0":5}}', and streams do not end"""
+    )
+
+
+def test_an_address_that_only_the_environment_names_is_named_by_it() -> None:
+    with pytest.raises(OptionInvalid, match=r"^MILLSTREAM_SERVER, .* is 'broker:1', which is no"):
+        read_source_options({"subscribe": "t"}, {"MILLSTREAM_SERVER": "broker:1"}, is_stream=None)
+
+
+def test_who_names_no_topics_learns_how_also_for_a_table() -> None:
+    with pytest.raises(OptionInvalid) as caught:
+        read_source_options({}, {}, is_stream=None)
+    assert caught.value.message == (
+        "the option subscribe is missing, and so are the others; give one of assign, subscribe, "
+        "subscribePattern. A table has them as `CREATE TABLE … USING millstream OPTIONS (subscribe "
+        "'orders')`, without a list of columns"
+    )
+
+
+def test_another_broker_has_a_rule_of_its_own_for_names_of_groups() -> None:
+    assert read(servers="kafka:9092", groupId="my group").group == "my group"
 
 
 @pytest.mark.parametrize(("given", "name"), WRONG_BATCHES)

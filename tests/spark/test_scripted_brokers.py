@@ -28,7 +28,7 @@ from spark.scripted_kafka import Log, ScriptedKafka, honest, ignorant, throttled
 pytestmark = pytest.mark.timeout(60)
 SHAPE = Shape(pa.schema([(name, ARROW_TYPES[name]) for name in ("offset", "value")]))
 PATIENCE_S = 120.0
-OFFSET_OUT_OF_RANGE, UNKNOWN_MEMBER_ID = 1, 25
+OFFSET_OUT_OF_RANGE, INVALID_GROUP_ID, UNKNOWN_MEMBER_ID = 1, 24, 25
 
 
 @pytest.fixture
@@ -337,6 +337,25 @@ def refusing(answer: Any) -> Any:
         for one in topic.partitions:
             one.error_code = UNKNOWN_MEMBER_ID
     return answer
+
+
+def nameless(answer: Any) -> Any:
+    """A broker that takes no group of that name."""
+    for topic in answer.topics:
+        for one in topic.partitions:
+            one.error_code = INVALID_GROUP_ID
+    return answer
+
+
+def test_a_group_whose_name_the_broker_refuses_is_a_wrong_option(
+    scripted: ScriptedKafka, clock: MovedClock
+) -> None:
+    scripted.make("orders", Log().add(b"a"))
+    scripted.plan(OffsetCommitRequest, nameless, nameless)
+    for option in ("groupId", "kafka.group.id"):
+        driver = driver_of(scripted, clock, **{option.replace(".", "__"): "my group"})
+        with pytest.raises(OptionInvalid, match=f"option {option} is 'my group', .* use 1 to 255"):
+            driver.commit(driver.latest(Position()))
 
 
 def test_a_commit_that_was_refused_is_tried_again_a_while_later(

@@ -170,6 +170,27 @@ def test_a_table_of_the_catalog_keeps_its_options(source: Source, orders: str) -
         sql("DROP TABLE mill_orders")
 
 
+def test_a_table_with_a_list_of_columns_says_how_it_is_made(source: Source, orders: str) -> None:
+    sql = source.spark.sql
+    sql("DROP TABLE IF EXISTS mill_columns")
+    sql(
+        "CREATE TABLE mill_columns (value BINARY, offset BIGINT) USING millstream OPTIONS ("
+        f"server '{source.broker.url('')}', subscribe '{orders}')"
+    )
+    try:
+        with pytest.raises(AnalysisException, match=r"`CREATE TABLE … .* without a list of col"):
+            sql("SELECT * FROM mill_columns").collect()
+    finally:
+        sql("DROP TABLE mill_columns")
+
+
+def test_columns_that_the_source_does_not_have_are_named(source: Source, orders: str) -> None:
+    options = {"server": source.broker.url(""), "subscribe": orders}
+    frame = source.spark.read.format("millstream").options(**options).schema("key BINARY, n INT")
+    with pytest.raises(AnalysisException, match=r"with \.schema\(…\) .* 'n int', .* value BINARY"):
+        frame.load().collect()
+
+
 def test_a_view_in_sql_is_a_topic(source: Source, orders: str) -> None:
     source.spark.sql(
         "CREATE OR REPLACE TEMPORARY VIEW mill_view USING millstream OPTIONS ("

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from millstream.errors import GroupNameInvalid
+from millstream.wire.groups import GROUP_NAME
 
 if TYPE_CHECKING:
     from millstream.broker.group_settings import GroupSettings
@@ -26,7 +27,7 @@ GroupProtocol: TypeAlias = Literal["http", "classic", "consumer", "share"]
 ASSIGNORS: tuple[Assignor, ...] = ("sticky", "range", "round_robin")
 OFFSET_RESETS: tuple[OffsetReset, ...] = ("earliest", "latest", "none")
 
-GROUP_NAME = re.compile(r"[A-Za-z0-9._:-]{1,255}")
+_GROUP_NAME = re.compile(GROUP_NAME)
 # The broker's own: sequential consumers keep their positions there.
 RESERVED_PREFIX = "__"
 
@@ -147,15 +148,15 @@ class GroupFacts(NamedTuple):
 
 
 def check_group_name(name: str) -> None:
-    if not GROUP_NAME.fullmatch(name):
-        raise GroupNameInvalid(
-            f"{name[:260]!r} is not a group name: "
-            "1 to 255 of letters, digits, `.`, `_`, `:` and `-`",
-            group=name[:260],
-        )
     if name.startswith(RESERVED_PREFIX):
         raise GroupNameInvalid(
             f"group names that begin with `{RESERVED_PREFIX}` are the broker's own; "
             "choose another one",
-            group=name,
+            group=name[:260],
+        )
+    if not _GROUP_NAME.fullmatch(name):
+        raise GroupNameInvalid(
+            f"{name[:260]!r} is not a group name: "
+            "1 to 255 of letters, digits, `.`, `_`, `:` and `-`",
+            group=name[:260],
         )

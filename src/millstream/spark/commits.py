@@ -8,11 +8,18 @@ from collections.abc import Callable
 from millstream.errors import BrokerUnreachable, KafkaRefused
 from millstream.spark.kafka_client import Kafka
 from millstream.spark.positions import Position, is_same_topic
+from millstream.wire.kafka.codes import Code
 
 logger = logging.getLogger("millstream.spark")
 
 # A commit that was refused is tried again so much later: its group may have lost its members.
 AGAIN_S = 10.0
+
+
+def is_name_refused(error: Exception) -> bool:
+    """Whether the broker takes no group of that name."""
+    code = Code.INVALID_GROUP_ID
+    return isinstance(error, KafkaRefused) and error.fields["kafka_code"] == code
 
 
 class Commits:
@@ -40,6 +47,9 @@ class Commits:
             if offsets:
                 kafka.commit(self._group, offsets)
         except (KafkaRefused, BrokerUnreachable) as error:
+            if is_name_refused(error):
+                # That does not pass, and the first commit is made before the first batch.
+                raise
             logger.warning("offsets of the group %s: %s", self._group, error.message)
             self._refused, self._next_s = position, self._clock() + AGAIN_S
         else:

@@ -34,14 +34,15 @@ from pyspark.sql.streaming.datasource import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
+from millstream.errors import OptionInvalid
 from millstream.spark import slices
 from millstream.spark.driver import EVERYTHING, Driver
 from millstream.spark.filters import bounds_of
-from millstream.spark.options import option_invalid, plain
+from millstream.spark.options import plain
 from millstream.spark.positions import Position
-from millstream.spark.rows import ARROW_TYPES, Shape
+from millstream.spark.rows import ARROW_TYPES, SQL_TYPES, Shape
 from millstream.spark.slices import Reading, Task
 from millstream.spark.source_options import SourceOptions, read_source_options
 
@@ -137,13 +138,21 @@ def shape_of(options: SourceOptions, schema: StructType) -> Shape:
         known = ARROW_TYPES.get(column.name)
         is_typed = column.name == "value" and options.value_format != "bytes"
         if known is None or (not is_typed and not column.type.equals(known)):
-            right = ", ".join(f"{name} {kind}" for name, kind in ARROW_TYPES.items())
-            raise option_invalid(
-                "schema",
-                f"{column.name} {column.type}",
-                f"which the source does not have; its columns are {right}",
-            )
+            raise _column_invalid(schema[column.name])
     return Shape(wanted, options.value_format, options.is_failing_fast)
+
+
+def _column_invalid(column: StructField) -> OptionInvalid:
+    """Of the source's own columns there is none that it does not have."""
+    shown = f"{column.name} {column.dataType.simpleString()}"
+    right = ", ".join(f"{name} {kind}" for name, kind in SQL_TYPES.items())
+    return OptionInvalid(
+        f"the columns that were given, with .schema(…) or in a CREATE TABLE, have {shown!r}, "
+        "which the source does not have; leave them out, for the source has columns of its own, or "
+        f"give some of these: {right}. Fields of a value are named by the option valueSchema",
+        option="schema",
+        value=shown,
+    )
 
 
 class Slice(InputPartition):

@@ -9,18 +9,25 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from millstream.errors import KafkaRefused, MillstreamError, PartitionUnknown, TopicUnknown
+from millstream.errors import (
+    KafkaRefused,
+    MillstreamError,
+    OptionInvalid,
+    PartitionUnknown,
+    TopicUnknown,
+)
 from millstream.spark import fetching
-from millstream.spark.commits import Commits
+from millstream.spark.commits import Commits, is_name_refused
 from millstream.spark.kafka_client import GONE_S, Again, Broken, Kafka, TopicFacts
 from millstream.spark.latest import Known, Latest
 from millstream.spark.manifests import PartFiles, files_of, kafka_addresses, patiently
-from millstream.spark.options import BrokerPlace, option_invalid
+from millstream.spark.options import BrokerPlace, option_invalid, part_invalid
 from millstream.spark.positions import (
     EARLIEST,
     LATEST,
@@ -34,7 +41,7 @@ from millstream.spark.positions import (
 )
 from millstream.spark.ranges import Range, limited_by_bytes, shared_out, tasks_of
 from millstream.spark.slices import Task, data_lost
-from millstream.spark.source_options import SourceOptions
+from millstream.spark.source_options import SourceOptions, group_invalid
 
 logger = logging.getLogger("millstream.spark")
 
@@ -204,12 +211,14 @@ class Driver:
         for part in sorted(start.offsets.keys() & end.offsets.keys()):
             first, until = start.offsets[part], end.offsets[part]
             if until < first and is_same_topic(start, end, part[0]):
-                raise option_invalid(
-                    name_of("ending", limit),
-                    limit.timestamp_ms if limit.kind == "timestamp" else limit.numbers[part],
-                    f"for {show(part)}, and the batch would start at offset {first} and end at "
-                    f"{until}; end at or after the start",
+                name = name_of("ending", limit)
+                why = (
+                    f"the batch would start at offset {first} and end at {until}; end at or after "
+                    "the start"
                 )
+                if limit.kind == "timestamp":
+                    raise option_invalid(name, limit.timestamp_ms, f"and of {show(part)} {why}")
+                raise part_invalid(name, limit.numbers[part], f"and {why}", place=show(part))
 
     def _resolved(self, limit: Limit, known: Known, *, is_start: bool) -> dict[Part, int]:
         side = "starting" if is_start else "ending"
@@ -231,19 +240,22 @@ class Driver:
         found = self.kafka.list_offsets(asked)
         late = [part for part in asked if found.get(part) is None]
         if late and is_start and not self.options.falls_to_latest:
-            raise option_invalid(
-                name,
-                asked[min(late)],
+            why = (
                 f"and {show_all(late)} has no record that new; start earlier, or set "
-                "startingOffsetsByTimestampStrategy to latest",
+                "startingOffsetsByTimestampStrategy to latest"
             )
+            if name == "startingTimestamp":
+                raise option_invalid(name, asked[min(late)], why)
+            raise part_invalid(name, asked[min(late)], why, place=show(min(late)))
         rest = self._all(dict.fromkeys(late, LATEST))
         return {part: number for part, number in found.items() if number is not None} | rest
 
     def _committed(self, known: Known) -> dict[Part, int]:
         """Where the group has committed nothing, from the start: nothing is passed over."""
-        assert self.options.group is not None
-        found = self.kafka.committed(self.options.group, known.parts)
+        group = self.options.group
+        assert group is not None
+        with self._naming_group():
+            found = self.kafka.committed(group, known.parts)
         rest = dict.fromkeys(known.parts - found.keys(), EARLIEST)
         return self._clamped(found | self._all(rest), "the committed offsets")
 
@@ -273,11 +285,12 @@ class Driver:
             if offset <= high:
                 continue
             if self.loss.is_failing:
-                raise option_invalid(
+                raise part_invalid(
                     "endingOffsets",
                     offset,
-                    f"for {show(part)}, which can be read up to {high}; end there or before, or "
-                    "set failOnDataLoss to false to read what is there",
+                    f"which can be read up to {high}; end there or before, or set failOnDataLoss "
+                    "to false to read what is there",
+                    place=show(part),
                 )
             self.loss.found(part, high, offset, "endingOffsets lie past the log's end")
         return {
@@ -371,7 +384,19 @@ class Driver:
     def commit(self, position: Position) -> None:
         """To the query's group; see `Commits`."""
         if self._commits is not None:
-            self._commits.make(self.kafka, position, self.seen or position)
+            with self._naming_group():
+                self._commits.make(self.kafka, position, self.seen or position)
+
+    @contextmanager
+    def _naming_group(self) -> Iterator[None]:
+        """A name that the broker refuses is a wrong option, whatever the rule is there."""
+        try:
+            yield
+        except KafkaRefused as error:
+            group = self.options.group
+            if group is None or not is_name_refused(error):
+                raise
+            raise group_invalid(self.options.group_option, group) from error
 
     # ---- tasks
 
@@ -485,8 +510,12 @@ def _require_same(named: Iterable[Part], there: Iterable[Part], side: str, kind:
     why = f"and says nothing of {show_all(missing)}" if missing else ""
     if extra:
         why = f"{why}, and {show_all(extra)} is not read".lstrip(", ")
-    raise option_invalid(
-        name, show_all(named), f"{why}; name every partition that is read, -2 is its start"
+    shown = show_all(named)
+    raise OptionInvalid(
+        f"the option {name} is for {shown}, {why}; name every partition that is read, -2 is its "
+        "start",
+        option=name,
+        value=shown,
     )
 
 

@@ -504,6 +504,11 @@ def was_given(given: Mapping[str, str], name: str) -> bool:
     return any(other.lower() == name.lower() for other in plain(given))
 
 
+def given_text(given: Mapping[str, str], name: str) -> str:
+    """An option as it was written: what an error says of it is what its user can look for."""
+    return next((str(t) for other, t in plain(given).items() if other.lower() == name.lower()), "")
+
+
 def _parsed(row: Option, text: str) -> object:
     text = text.strip()
     try:
@@ -522,18 +527,41 @@ def _unknown(name: str, value: str, rows: Iterable[Option]) -> OptionInvalid:
     refused = _REFUSED.get(lower) or next(groups, None)
     if refused is not None:
         return option_invalid(name, value, f"and this option is not supported; {refused}")
+    return option_invalid(name, value, f"and there is no such option; {_instead(name, rows)}")
+
+
+def _instead(name: str, rows: Iterable[Option]) -> str:
+    """What a name that there is not may stand for. A common prefix makes no two names alike."""
+    is_kafkas = name.lower().startswith(KAFKA_PREFIX)
     names = [row.name for row in rows] + sorted(WITHOUT_EFFECT)
-    by_lower = {known.lower(): known for known in names}
-    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
-    hint = f"did you mean {by_lower[near[0]]!r}?" if near else "leave it out"
-    return option_invalid(name, value, f"and there is no such option; {hint}")
+    if is_kafkas:
+        names = [one for one in names if one.startswith(KAFKA_PREFIX)]
+    by_lower = {known.lower().removeprefix(KAFKA_PREFIX): known for known in names}
+    wanted = name.lower().removeprefix(KAFKA_PREFIX)
+    near = difflib.get_close_matches(wanted, by_lower, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean {by_lower[near[0]]!r}?"
+    if is_kafkas:
+        return "Kafka's clients have settings that say nothing here; leave it out"
+    return "leave it out"
 
 
 def option_invalid(name: str, value: object, why: str) -> OptionInvalid:
-    shown = value if isinstance(value, str) else json.dumps(value)
-    if len(shown) > SHOWN_MAX:
-        shown = shown[:SHOWN_MAX] + "…"
+    """Of a whole option: `value` is what was given."""
+    shown = _shown(value)
     return OptionInvalid(f"the option {name} is {shown!r}, {why}", option=name, value=shown)
+
+
+def part_invalid(name: str, value: object, why: str, *, place: str = "") -> OptionInvalid:
+    """Of one of several: addresses, say, or what an option has for a partition, the `place`."""
+    shown = _shown(value)
+    where = f" for {place}" if place else ""
+    return OptionInvalid(f"the option {name} has {shown!r}{where}, {why}", option=name, value=shown)
+
+
+def _shown(value: object) -> str:
+    shown = value if isinstance(value, str) else json.dumps(value)
+    return shown if len(shown) <= SHOWN_MAX else shown[:SHOWN_MAX] + "…"
 
 
 # ---- where the broker is
@@ -578,8 +606,14 @@ def read_place(values: Mapping[str, object], environment: Mapping[str, str]) -> 
         try:
             url = Place.of(str(url)).url
         except SettingInvalid:
-            raise option_invalid(
-                "server", url, f"which is no URL of a broker; use one such as {DEFAULT_SERVER}"
+            why = f"which is no URL of a broker; use one such as {DEFAULT_SERVER}"
+            if values["server"] is not None:
+                raise option_invalid("server", url, why) from None
+            raise OptionInvalid(
+                f"MILLSTREAM_SERVER, which counts without the options server and servers, is "
+                f"{url!r}, {why}",
+                option="server",
+                value=str(url),
             ) from None
     ca = values["ca"]
     if ca is not None and not os.path.isfile(str(ca)):
@@ -613,4 +647,4 @@ def split_address(address: str) -> tuple[str, int] | None:
 
 def _check_address(name: str, address: str) -> None:
     if split_address(address) is None:
-        raise option_invalid(name, address, "which is no address; use one such as host:9092")
+        raise part_invalid(name, address, "which is no address; use one such as host:9092")

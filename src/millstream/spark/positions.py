@@ -17,7 +17,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from millstream.spark.options import INT64_MAX, option_invalid, was_given
+from millstream.errors import OptionInvalid
+from millstream.spark.options import (
+    INT64_MAX,
+    given_text,
+    option_invalid,
+    part_invalid,
+    was_given,
+)
 
 # Topic and partition.
 Part: TypeAlias = tuple[str, int]
@@ -109,12 +116,14 @@ def _limit(
     if was_given(given, by_times):
         page = values[by_times]
         assert isinstance(page, dict)
-        return Limit("timestamps", _numbers(by_times, page, least=0))
+        text = given_text(given, by_times)
+        return Limit("timestamps", _numbers(by_times, text, page, least=0))
     if not was_given(given, by_offsets):
         return Limit(default)
     text = str(values[by_offsets])
     if text.startswith("{"):
-        return Limit("offsets", _numbers(by_offsets, _object(by_offsets, text), least=EARLIEST))
+        page = _object(by_offsets, text)
+        return Limit("offsets", _numbers(by_offsets, text, page, least=EARLIEST))
     for word in words:
         if text.lower() == word:
             return Limit(word)
@@ -139,20 +148,20 @@ def _object(name: str, text: str) -> dict[str, object]:
     return page
 
 
-def _numbers(name: str, page: dict[str, object], least: int) -> dict[Part, int]:
+def _numbers(name: str, text: str, page: dict[str, object], least: int) -> dict[Part, int]:
     """Of `{"topic": {"0": 23}}`."""
     found: dict[Part, int] = {}
     for topic, of_topic in page.items():
         if not isinstance(of_topic, dict) or not of_topic:
             raise option_invalid(
-                name, page, f'and {topic!r} has no partitions; write {{"{topic}": {{"0": 23}}}}'
+                name, text, f'and {topic!r} has no partitions; write {{"{topic}": {{"0": 23}}}}'
             )
         for number, value in of_topic.items():
             is_number = isinstance(value, int) and not isinstance(value, bool)
             if not number.isdecimal() or not is_number or not least <= value <= INT64_MAX:
                 raise option_invalid(
                     name,
-                    page,
+                    text,
                     f"and partition {number!r} of {topic!r} has {value!r}; partitions are numbers "
                     f"from 0, and their values whole numbers from {least}",
                 )
@@ -179,29 +188,34 @@ def check_batch(starting: Limit, ending: Limit) -> None:
 def _refuse(name: str, limit: Limit, number: int, why: str) -> None:
     for part, value in limit.numbers.items():
         if value == number:
-            raise option_invalid(name, value, f"for {show(part)}, and {why}")
+            raise part_invalid(name, value, f"and {why}", place=show(part))
 
 
 def _check_same(starting: Limit, ending: Limit) -> None:
     suffix = "Offsets" if starting.kind == "offsets" else "OffsetsByTimestamp"
     if starting.numbers.keys() != ending.numbers.keys():
-        raise option_invalid(
-            f"ending{suffix}",
-            show_all(ending.numbers),
-            f"and starting{suffix} is for {show_all(starting.numbers)}; name the same partitions",
+        name, shown = f"ending{suffix}", show_all(ending.numbers)
+        raise OptionInvalid(
+            f"the option {name} is for {shown}, and starting{suffix} is for "
+            f"{show_all(starting.numbers)}; name the same partitions",
+            option=name,
+            value=shown,
         )
     for part, start in starting.numbers.items():
         end = ending.numbers[part]
         if start > end >= 0:
-            raise option_invalid(
+            raise part_invalid(
                 f"ending{suffix}",
                 end,
-                f"for {show(part)}, and starting{suffix} is {start}; end at or after the start",
+                f"and starting{suffix} has {start}; end at or after the start",
+                place=show(part),
             )
 
 
 _TIMES = ("timestamp", "timestamps")
 _SUFFIXES = {"timestamp": "Timestamp", "timestamps": "OffsetsByTimestamp"}
+# Of one time, or of one of several.
+_VERBS_OF_TIMES = {"timestamp": "is", "timestamps": "has"}
 
 
 def _check_times(starting: Limit, ending: Limit) -> None:
@@ -210,12 +224,14 @@ def _check_times(starting: Limit, ending: Limit) -> None:
         start = starting.timestamp_ms if part is None else starting.time_of(part)
         end = ending.timestamp_ms if part is None else ending.time_of(part)
         if start > end:
-            where = "" if part is None else f"for {show(part)}, "
-            raise option_invalid(
-                name_of("ending", ending),
-                end,
-                f"{where}and {name_of('starting', starting)} is {start}; end at or after the start",
-            )
+            name, verb = name_of("ending", ending), _VERBS_OF_TIMES[starting.kind]
+            place = "" if part is None else show(part)
+            other = f"and {name_of('starting', starting)} {verb} {start}"
+            to_do = "end at or after the start"
+            if ending.kind == "timestamp":
+                where = f" for {place}" if place else ""
+                raise option_invalid(name, end, f"{other}{where}; {to_do}")
+            raise part_invalid(name, end, f"{other}; {to_do}", place=place)
 
 
 def name_of(side: Literal["starting", "ending"], limit: Limit) -> str:

@@ -30,6 +30,7 @@ from pyspark.sql.datasource import (
 from millstream.client.writers import LastBatch
 from millstream.errors import (
     MillstreamError,
+    OptionInvalid,
     SaveModeInvalid,
     WriterAhead,
     WriterNameless,
@@ -142,11 +143,12 @@ def _require_one_broker(url: str | None, place: BrokerPlace) -> None:
     said = read_place(read_options({}, BROKER_ROWS), os.environ).url
     if said != url:
         where = url or ", ".join(place.servers)
-        raise option_invalid(
-            "server",
-            said,
-            f"by MILLSTREAM_SERVER, and the table of these columns was made with {where}; say "
-            "where rows are to go with the options server and topic, or unset MILLSTREAM_SERVER",
+        raise OptionInvalid(
+            f"MILLSTREAM_SERVER is {said!r}, and the table of these columns was made with {where}; "
+            "say where rows are to go with the options server and topic, or unset "
+            "MILLSTREAM_SERVER",
+            option="server",
+            value=said or "",
         )
 
 
@@ -173,11 +175,12 @@ def http_of(place: BrokerPlace) -> str | None:
     if not address:
         return None
     if address.endswith(":0"):
-        raise option_invalid(
-            "servers",
-            ",".join(place.servers),
-            "and the Millstream there does not say where its HTTP listener is; give the option "
+        where = ",".join(place.servers)
+        raise OptionInvalid(
+            f"the Millstream at {where} does not say where its HTTP listener is; give the option "
             "server too",
+            option="server",
+            value="",
         )
     scheme = "https" if place.uses_tls else "http"
     return address if "://" in address else f"{scheme}://{address}"

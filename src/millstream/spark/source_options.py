@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from millstream.errors import OptionInvalid
 from millstream.spark.options import (
     BROKER_ROWS,
     SINK_ROWS,
     SOURCE_ROWS,
     BrokerPlace,
+    given_text,
     option_invalid,
+    part_invalid,
     read_options,
     read_place,
     was_given,
@@ -21,8 +24,10 @@ from millstream.spark.positions import Limit, Part, check_batch, ending_limit, s
 from millstream.spark.rows import KAFKA_COLUMNS, SQL_TYPES
 from millstream.spark.typed_values import CORRUPT
 from millstream.spark.value_schema import fields_of
+from millstream.wire.groups import GROUP_NAME, GROUP_NAME_RULE
 
 _STRATEGIES = ("assign", "subscribe", "subscribePattern")
+_GROUP = re.compile(GROUP_NAME)
 _STREAM_ONLY_ENDS = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
 
 
@@ -52,6 +57,8 @@ class SourceOptions:
     is_failing_fast: bool
     access: str
     group: str | None
+    # Which of its two options named it.
+    group_option: str
     isolation: int
     fetch_bytes: int
     pushes_filters: bool | None
@@ -77,7 +84,7 @@ def read_source_options(
     values: Mapping[str, Any] = read_options(given, (*BROKER_ROWS, *SOURCE_ROWS), SINK_ROWS)
     place = read_place(values, environment)
     topics, pattern, assigned = _which(given, values)
-    group = _group(values)
+    group = _group(values, place)
     starting = starting_limit(given, values, "latest" if is_stream else "earliest")
     ending = ending_limit(given, values)
     if starting.kind == "committed" and group is None:
@@ -89,7 +96,8 @@ def read_source_options(
     if is_stream:
         for name in _STREAM_ONLY_ENDS:
             if was_given(given, name):
-                raise option_invalid(name, values[name], "and streams do not end; leave it out")
+                text = given_text(given, name)
+                raise option_invalid(name, text, "and streams do not end; leave it out")
     if is_stream and values["includeArchive"] is not None:
         raise option_invalid(
             "includeArchive",
@@ -119,6 +127,7 @@ def read_source_options(
         is_failing_fast=values["valueMode"] == "failfast",
         access=values["access"],
         group=group,
+        group_option=_group_option(values),
         isolation=1 if values["kafka.isolation.level"] == "read_committed" else 0,
         fetch_bytes=values["kafka.max.partition.fetch.bytes"],
         pushes_filters={"auto": None, "true": True, "false": False}[values["pushFilters"]],
@@ -133,10 +142,16 @@ def _which(
     if len(named) != 1:
         right = "one of " + ", ".join(_STRATEGIES)
         if not named:
-            raise option_invalid("subscribe", "", f"and so are the others; give {right}")
+            raise OptionInvalid(
+                f"the option subscribe is missing, and so are the others; give {right}. A table "
+                "has them as `CREATE TABLE … USING millstream OPTIONS (subscribe 'orders')`, "
+                "without a list of columns",
+                option="subscribe",
+                value="",
+            )
         shown = " and ".join(named)
         raise option_invalid(
-            named[0], values[named[0]], f"and {shown} are given; give only {right}"
+            named[0], given_text(given, named[0]), f"and {shown} are given; give only {right}"
         )
     pattern = values["subscribePattern"]
     if pattern is not None:
@@ -147,10 +162,11 @@ def _which(
                 "subscribePattern", pattern, f"which is no regular expression: {error}"
             ) from None
     page = values["assign"]
-    return values["subscribe"], pattern, None if page is None else _assigned(page)
+    assigned = None if page is None else _assigned(page, given_text(given, "assign"))
+    return values["subscribe"], pattern, assigned
 
 
-def _assigned(page: Mapping[str, Any]) -> frozenset[Part]:
+def _assigned(page: Mapping[str, Any], text: str) -> frozenset[Part]:
     found = set()
     for topic, numbers in page.items():
         is_right = isinstance(numbers, list) and all(
@@ -159,20 +175,31 @@ def _assigned(page: Mapping[str, Any]) -> frozenset[Part]:
         )
         if not is_right:
             raise option_invalid(
-                "assign", page, f'and {topic!r} has no list of partitions; write {{"{topic}": [0]}}'
+                "assign", text, f'and {topic!r} has no list of partitions; write {{"{topic}": [0]}}'
             )
         found |= {(topic, number) for number in numbers}
     if not found:
-        raise option_invalid("assign", page, 'which names none; write {"orders": [0, 1]}')
+        raise option_invalid("assign", text, 'which names none; write {"orders": [0, 1]}')
     return frozenset(found)
 
 
-def _group(values: Mapping[str, Any]) -> str | None:
+def _group(values: Mapping[str, Any], place: BrokerPlace) -> str | None:
     ours, kafkas = values["groupId"], values["kafka.group.id"]
     if ours is not None and kafkas is not None and ours != kafkas:
         raise option_invalid("kafka.group.id", kafkas, f"and groupId is {ours!r}; give one of both")
     group: str | None = ours or kafkas
+    # Another broker of the Kafka protocol has a rule of its own.
+    if group is not None and place.url is not None and _GROUP.fullmatch(group) is None:
+        raise group_invalid(_group_option(values), group)
     return group
+
+
+def _group_option(values: Mapping[str, Any]) -> str:
+    return "kafka.group.id" if values["groupId"] is None else "groupId"
+
+
+def group_invalid(name: str, group: str) -> OptionInvalid:
+    return option_invalid(name, group, f"which is no name of a group; {GROUP_NAME_RULE}")
 
 
 def _check_rates(values: Mapping[str, Any]) -> None:
@@ -202,8 +229,8 @@ def _columns(values: Mapping[str, Any]) -> tuple[str, ...]:
     by_lower = {name.lower(): name for name in SQL_TYPES}
     for name in chosen:
         if name.lower() not in by_lower:
-            raise option_invalid(
-                "columns", ",".join(chosen), f"and there is no {name!r}; use {', '.join(SQL_TYPES)}"
+            raise part_invalid(
+                "columns", name, f"and there is no such column; use {', '.join(SQL_TYPES)}"
             )
     named = [by_lower[name.lower()] for name in chosen]
     return (*named, *(name for name in extra if name not in named))

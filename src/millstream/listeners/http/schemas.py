@@ -12,9 +12,9 @@ from millstream.listeners.http.messages import HEADERS_MAX, RECORDS_MAX
 from millstream.listeners.http.parameters import OFFSET_MAX, PARTITION_MAX
 from millstream.listeners.http.route import Parameter, Schema
 from millstream.log.batch import LANES
+from millstream.wire.groups import GROUP_NAME
 
 TOPIC_NAME = r"^(?!\.{1,2}$)(?!__)[a-zA-Z0-9._-]{1,249}$"
-GROUP_NAME = r"^(?!__)[A-Za-z0-9._:-]{1,255}$"
 # Canonical, as the decoder wants it: whole groups, then at most one with padding.
 BASE64 = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 POSITIONS = r"^([0-9a-f]{8}:)?[0-9]{1,9}:[0-9]{1,18}(,[0-9]{1,9}:[0-9]{1,18})*$"
@@ -85,7 +85,7 @@ def seconds(most: float, what: str) -> Parameter:
 
 
 TOPIC_IN_PATH = Parameter("topic", text(pattern=TOPIC_NAME), "The topic's name.", "path")
-GROUP_IN_PATH = Parameter("group", text(pattern=GROUP_NAME), "The group's name.", "path")
+GROUP_IN_PATH = Parameter("group", text(pattern=f"^{GROUP_NAME}$"), "The group's name.", "path")
 PARTITION_IN_PATH = Parameter("partition", PARTITION, "The partition's number.", "path")
 AFTER = Parameter("after", text(), "List names after this one: the `next` of the page before.")
 
