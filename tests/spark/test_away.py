@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 
 from millstream.errors import BrokerUnreachable, DataLost, MillstreamError
 from millstream.spark.driver import Driver
+from millstream.spark.kafka_client import Kafka
 from millstream.spark.manifests import PartFiles, SegmentFile, kafka_addresses
 from millstream.spark.options import BROKER_ROWS, BrokerPlace, read_options, read_place
+from millstream.spark.patience import WARN_S
 from millstream.spark.positions import Position
 from millstream.spark.ranges import Range
 from millstream.spark.rows import ARROW_TYPES, Shape
@@ -73,6 +76,35 @@ def test_a_broker_that_stays_away_is_named_with_the_time_it_was_given(http: Scri
     assert http.url in caught.value.message
     assert "30 s (the option kafkaConsumer.pollTimeoutMs)" in caught.value.message
     assert 28 < sum(clock.slept_s) <= 30
+
+
+def test_a_wait_for_a_broker_is_said_once_after_a_while(
+    http: ScriptedHttp, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = MovedClock()
+    with pytest.raises(BrokerUnreachable):
+        kafka_addresses(place_of(http, 30.0), clock=clock, sleep=clock.sleep)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    said = caplog.text
+    assert f"no broker answers at {http.url}: " in said
+    assert re.search(r"it is tried for 2[67] s more \(the option kafkaConsumer", said)
+    caplog.clear()
+    # The same where addresses of Kafka are given.
+    place = read_place(read_options({"servers": "127.0.0.1:1"}, BROKER_ROWS), {})
+    with pytest.raises(BrokerUnreachable):
+        Kafka(place, place.servers, clock=clock, sleep=clock.sleep).metadata(None)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "no broker answers the Kafka protocol at 127.0.0.1:1: " in caplog.text
+    assert re.search(r"it is tried for 11[67] s more", caplog.text)
+
+
+def test_a_broker_that_only_restarts_is_not_spoken_of(
+    http: ScriptedHttp, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = clock_that(3, http.start)
+    kafka_addresses(place_of(http), clock=clock, sleep=clock.sleep)
+    assert sum(clock.slept_s) < WARN_S
+    assert caplog.records == []
 
 
 def test_what_is_no_broker_is_not_waited_for(http: ScriptedHttp) -> None:

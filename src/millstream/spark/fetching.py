@@ -18,8 +18,6 @@ from millstream.errors import BatchInvalid, BrokerUnreachable
 from millstream.log import batch as batches
 from millstream.log.batch import Header
 from millstream.spark.kafka_client import (
-    PAUSE_S,
-    PAUSE_S_MAX,
     Again,
     Broken,
     Connection,
@@ -27,6 +25,7 @@ from millstream.spark.kafka_client import (
     code_name,
     refused,
 )
+from millstream.spark.patience import PAUSE_S, PAUSE_S_MAX
 from millstream.spark.positions import Part
 from millstream.wire.kafka import fetch as wire
 from millstream.wire.kafka.codes import Code

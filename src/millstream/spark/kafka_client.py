@@ -37,16 +37,15 @@ from kafka.protocol.metadata import (
 
 from millstream.errors import BrokerUnreachable, KafkaAnswerInvalid, KafkaRefused
 from millstream.spark.options import BrokerPlace, split_address
+from millstream.spark.patience import Patience
 from millstream.spark.positions import Part
 from millstream.wire.kafka.codes import Code
-from millstream.wire.retry import RetryPolicy
 
 Result = TypeVar("Result")
 
 CONNECT_S = 10.0
 # An answer that takes longer is taken for lost. A fetch waits half a second at most.
 ANSWER_S = 30.0
-PAUSE_S, PAUSE_S_MAX = 0.05, 1.0
 # A broker that has just started may not know its topics yet. One that it does not know is looked
 # for again so much later, before it counts as deleted.
 GONE_S = 2.0
@@ -253,8 +252,7 @@ class Kafka:
 
     def retried(self, call: Callable[[], Result]) -> Result:
         """The call's result, tried again while the broker is away."""
-        pauses = RetryPolicy(self.place.patience_s, PAUSE_S, PAUSE_S_MAX).pauses()
-        deadline = self._clock() + self.place.patience_s
+        patience = Patience(self.place.patience_s, self._clock, self._sleep)
         mute = 0
         while True:
             try:
@@ -264,18 +262,18 @@ class Kafka:
                 if mute == MUTE_TRIES and not self._facts.brokers:
                     raise _stranger(self._addresses[0]) from error
                 self.close()
-                pause_s = pauses.next_s()
-                if self._clock() + pause_s >= deadline:
+                if not patience.pause(self._away(error)):
                     raise self.unreachable(error) from error
-                self._sleep(pause_s)
 
     def unreachable(self, error: Exception) -> BrokerUnreachable:
-        where = ", ".join(self.servers)
         return BrokerUnreachable(
-            f"no broker answers the Kafka protocol at {where}: {error}; it was tried for "
-            f"{self.place.patience_s:g} s (the option kafkaConsumer.pollTimeoutMs)",
-            server=where,
+            f"{self._away(error)}; it was tried for {self.place.patience_s:g} s (the option "
+            "kafkaConsumer.pollTimeoutMs)",
+            server=", ".join(self.servers),
         )
+
+    def _away(self, error: Exception) -> str:
+        return f"no broker answers the Kafka protocol at {', '.join(self.servers)}: {error}"
 
     # ---- what there is
 

@@ -20,13 +20,12 @@ from urllib.parse import quote, urlencode
 
 from millstream.errors import BrokerUnreachable
 from millstream.spark.options import BrokerPlace
+from millstream.spark.patience import Patience
 from millstream.wire.refusals import refusal
-from millstream.wire.retry import RetryPolicy
 
 Result = TypeVar("Result")
 
 ANSWER_S = 30.0
-PAUSE_S, PAUSE_S_MAX = 0.05, 1.0
 # What a broker that is too busy says, and what a proxy says for one that is away.
 _LATER = frozenset((429, 502, 503, 504))
 # Of a topic with as many segments as a broker may have.
@@ -45,20 +44,17 @@ def patiently(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Result:
     """The call's result, tried again while the broker is away."""
-    pauses = RetryPolicy(place.patience_s, PAUSE_S, PAUSE_S_MAX).pauses()
-    deadline = clock() + place.patience_s
+    patience = Patience(place.patience_s, clock, sleep)
     while True:
         try:
             return call()
         except Away as error:
-            pause_s = pauses.next_s()
-            if clock() + pause_s >= deadline:
+            if not patience.pause(error.message):
                 raise Away(
                     f"{error.message}; it was tried for {place.patience_s:g} s (the option "
                     "kafkaConsumer.pollTimeoutMs)",
                     server=place.url,
                 ) from error
-            sleep(pause_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +146,11 @@ def _get(place: BrokerPlace, path: str) -> dict[str, Any]:
         reason = getattr(error, "reason", None) or error
         if isinstance(reason, ssl.SSLCertVerificationError):
             # That does not pass.
-            raise BrokerUnreachable(f"{_nobody(place.url)}: {reason}", server=place.url) from error
+            raise BrokerUnreachable(
+                f"the certificate of {place.url} is not trusted: {reason.verify_message}; name who "
+                "signed it with the option ca",
+                server=place.url,
+            ) from error
         raise _away(place.url, str(reason)) from error
 
 

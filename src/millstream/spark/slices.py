@@ -20,9 +20,10 @@ from millstream.errors import BrokerUnreachable, DataLost, MillstreamError
 from millstream.log import batch as batches
 from millstream.spark import fetching, segments
 from millstream.spark.fetching import Found
-from millstream.spark.kafka_client import GONE_S, PAUSE_S, PAUSE_S_MAX, Kafka
+from millstream.spark.kafka_client import GONE_S, Kafka
 from millstream.spark.manifests import Away, PartFiles, files_of, patiently
 from millstream.spark.options import BrokerPlace
+from millstream.spark.patience import PAUSE_S, PAUSE_S_MAX
 from millstream.spark.positions import EARLIEST, LATEST, Part, show
 from millstream.spark.ranges import Range
 from millstream.spark.rows import Rows, Shape
