@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from client.scripted import Request, ScriptedServer, answer, run, until
+from millstream.client import AsyncClient, Client
 from millstream.client.transport import Transport
 from millstream.errors import (
     BrokerUnreachable,
@@ -24,6 +25,25 @@ BUSY = answer(503, b'{"error":"engine_stopped","message":"later"}')
 FULL = answer(429, b'{"error":"queue_full","message":"no room","queue_name":"q"}', retry_after="0")
 UNKNOWN = answer(504, b'{"error":"outcome_unknown","message":"who knows"}')
 GONE = answer(404, b'{"error":"topic_unknown","message":"there is none","topic":"t"}')
+
+
+def test_a_client_that_names_no_broker_goes_where_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def server_of(*given: str) -> str:
+        async with AsyncClient(*given) as client:
+            return client.server
+
+    monkeypatch.delenv("MILLSTREAM_SERVER", raising=False)
+    assert run(server_of()) == "http://127.0.0.1:8080"
+    monkeypatch.setenv("MILLSTREAM_SERVER", "https://there:8443/")
+    assert run(server_of()) == "https://there:8443"
+    assert run(server_of("http://here:1")) == "http://here:1"
+    with Client() as client:
+        assert client.inner.server == "https://there:8443"
+    monkeypatch.setenv("MILLSTREAM_SERVER", "there:8443")
+    with pytest.raises(SettingInvalid, match=r"^MILLSTREAM_SERVER: 'there:8443' is not where"):
+        run(server_of())
 
 
 def test_one_connection_serves_calls_one_after_the_other() -> None:

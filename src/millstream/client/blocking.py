@@ -37,7 +37,6 @@ from millstream.client.values import Received
 from millstream.client.worker import WorkerStatistics
 from millstream.client.writers import Writers
 from millstream.errors import ClientClosed
-from millstream.wire.places import DEFAULT_SERVER
 
 
 class BlockingQueues:
@@ -229,7 +228,7 @@ class Client:
 
     def __init__(
         self,
-        server: str = DEFAULT_SERVER,
+        server: str | None = None,
         *,
         retry_s: float = 30.0,
         answer_s: float = 30.0,

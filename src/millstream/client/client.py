@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import secrets
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -34,7 +35,7 @@ from millstream.client.worker import H, Worker, Workers, WorkerStatistics
 from millstream.client.writers import Writers
 from millstream.errors import ParameterInvalid
 from millstream.wire.leases import Settle
-from millstream.wire.places import DEFAULT_SERVER
+from millstream.wire.places import server_of
 from millstream.wire.retry import RetryPolicy
 
 Compression: TypeAlias = Literal["none", "gzip", "snappy", "lz4", "zstd"]
@@ -49,7 +50,7 @@ class AsyncClient:
 
     def __init__(
         self,
-        server: str = DEFAULT_SERVER,
+        server: str | None = None,
         *,
         retry_s: float = 30.0,
         answer_s: float = 30.0,
@@ -57,7 +58,7 @@ class AsyncClient:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._transport = Transport(
-            server,
+            server_of(server, os.environ),
             connections_max=connections_max,
             retry=RetryPolicy(timeout_s=retry_s),
             answer_s=answer_s,

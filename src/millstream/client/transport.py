@@ -246,12 +246,21 @@ class Transport:
         self._busy -= 1
 
     def unreachable(self, error: Exception) -> BrokerUnreachable:
+        url = self.place.url
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return BrokerUnreachable(
+                f"the certificate of {url} is not trusted: {error.verify_message}; name who signed "
+                "it, with --ca or MILLSTREAM_CA, with the option ca of Spark, or in Python with "
+                "Client(…, tls=ssl.create_default_context(cafile=…))",
+                server=url,
+            )
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return BrokerUnreachable(
-            f"no broker answers at {self.place.url}: {why}; start one with `mill serve`, or name "
-            "another with --server or MILLSTREAM_SERVER",
-            server=self.place.url,
+        what_to_do = (
+            "start one with `mill serve`, or name another with --server or MILLSTREAM_SERVER"
         )
+        if isinstance(error, ssl.SSLError):
+            what_to_do = "a broker that speaks no TLS is called by http://"
+        return BrokerUnreachable(f"no broker answers at {url}: {why}; {what_to_do}", server=url)
 
 
 def _closed() -> ClientClosed:

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from millstream.errors import SettingInvalid
 
+SERVER_VARIABLE = "MILLSTREAM_SERVER"
 DEFAULT_SERVER = "http://127.0.0.1:8080"
+
+
+def server_of(given: str | None, environment: Mapping[str, str]) -> str:
+    """Where the broker is for who names none: where the environment says, or on this machine."""
+    if given is not None:
+        return given
+    said = environment.get(SERVER_VARIABLE)
+    if not said:
+        return DEFAULT_SERVER
+    try:
+        return Place.of(said).url
+    except SettingInvalid as error:
+        raise SettingInvalid(
+            f"{SERVER_VARIABLE}: {error.message}", setting=SERVER_VARIABLE, value=said
+        ) from error
 
 
 class Place(NamedTuple):
