@@ -12,7 +12,10 @@ ends the query.
 from __future__ import annotations
 
 import io
+import json
 import math
+import re
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -32,7 +35,8 @@ _OPEN, _CLOSE = b"{", b"}"
 
 # Numbers keep their digits: decimals need them all, and so does a number that is read as text.
 _DECODER = msgspec.json.Decoder(float_hook=Decimal)
-_ENCODER = msgspec.json.Encoder(decimal_format="number")
+# What is asked of the hook is `_MINUS_ZERO` alone.
+_ENCODER = msgspec.json.Encoder(decimal_format="number", enc_hook=lambda _: Decimal("-0"))
 # What may come of a text that is no JSON, or is JSON that nobody writes: a million brackets, a
 # number with a million digits.
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ArithmeticError)
@@ -139,7 +143,7 @@ class Values:
     def _object(self, raw: bytes) -> tuple[object, str | None]:
         """What of it fits, and why not all of it does."""
         try:
-            page = _DECODER.decode(raw)
+            page = _decoded(raw)
         except _UNREADABLE as error:
             return None, f"it is no JSON: {error}"
         if not isinstance(page, dict):
@@ -160,6 +164,29 @@ class Values:
             partition=partition,
             offset=offset,
         )
+
+
+class _MinusZero(int):
+    """`-0` is whole, and as a floating number it has its sign."""
+
+
+_MINUS_ZERO = _MinusZero(0)
+# Within a text as well, which does no harm.
+_WHOLE_MINUS_ZERO = re.compile(rb"-0(?![0-9.eE])")
+
+
+def _decoded(raw: bytes) -> object:
+    page = _DECODER.decode(raw)
+    if _WHOLE_MINUS_ZERO.search(raw) is None:
+        return page
+    # msgspec's own zero has no sign. What it took is JSON, and Python's reader takes more.
+    with suppress(ValueError):  # a number with thousands of digits
+        page = json.loads(raw, parse_int=_whole, parse_float=Decimal)
+    return page
+
+
+def _whole(text: str) -> int:
+    return _MINUS_ZERO if text == "-0" else int(text)
 
 
 def _all(ask: Any, column: Any, pattern: bytes) -> bool:
@@ -275,6 +302,8 @@ def _scalar(value: object, kind: Any) -> object:
 def _floating(value: object, kind: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | Decimal):
         raise TypeError
+    if value is _MINUS_ZERO:
+        return -0.0
     if not pa.types.is_float64(kind):
         # Rounded once, from the digits.
         found: float = pa.scalar(str(value)).cast(kind).as_py()
