@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 from cli_transcripts import mill
 from millstream.clock import ManualClock
 from millstream.errors import (
+    BrokerUnreachable,
     PipelineFailed,
     PipelineInvalid,
     PipelineRunning,
@@ -54,6 +55,12 @@ def own(tmp_path: Path) -> str:
     path = tmp_path / "own.py"
     path.write_text(OWN, encoding="utf-8")
     return str(path)
+
+
+@pytest.fixture
+def nobodys() -> SparkSession:
+    """Of runs that ask nothing of Spark."""
+    return cast("SparkSession", object())
 
 
 def doing(run: Callable[[Context], None], *options: Option) -> Pipeline:
@@ -207,6 +214,19 @@ def test_a_run_leaves_its_state(spark: SparkSession, tmp_path: Path) -> None:
     assert not folder.is_locked()
 
 
+def test_a_pause_between_micro_batches_that_is_no_time_is_refused(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    def run(context: Context) -> None:
+        rows = context.spark.readStream.format("rate").load()
+        context.start(rows.writeStream.format("noop"))
+
+    settings = RunSettings(folder=tmp_path, is_continuous=True, every="soon")
+    with pytest.raises(SettingInvalid, match=r"--every is 'soon', .* such as 10s"):
+        run_pipeline(doing(run), {}, settings, session=spark)
+    assert RunFolder(tmp_path, "tried").read() is None
+
+
 def test_a_name_belongs_to_one_pipeline(spark: SparkSession, tmp_path: Path) -> None:
     settings = RunSettings(name="mine", folder=tmp_path)
     run_pipeline(doing(lambda _: None), {}, settings, session=spark)
@@ -223,6 +243,75 @@ def test_two_runs_of_a_name_do_not_meet(spark: SparkSession, tmp_path: Path) -> 
 
     with pytest.raises(PipelineRunning, match="another --name"):
         run_pipeline(doing(run), {}, settings, session=spark)
+
+
+def test_a_run_that_is_refused_leaves_what_the_one_before_left(
+    nobodys: SparkSession, tmp_path: Path
+) -> None:
+    def run(context: Context) -> None:
+        if "to" not in context.options:
+            context.advance(5)
+            return
+        context.say("this is said, and not kept")
+        context.options.refuse("to", "is nowhere")
+
+    settings = RunSettings(folder=tmp_path)
+    pipeline = doing(run, Option("to", "Where to."))
+    done = run_pipeline(pipeline, {}, settings, session=nobodys, clock=ManualClock())
+    assert (done.state, done.records) == ("finished", 5)
+    with pytest.raises(SettingInvalid, match="--to is nowhere"):
+        run_pipeline(pipeline, {"to": "x"}, settings, session=nobodys)
+    assert RunFolder(tmp_path, "tried").read() == done
+    # Without one before, there was none.
+    with pytest.raises(SettingInvalid):
+        run_pipeline(
+            pipeline, {"to": "x"}, RunSettings(folder=tmp_path, name="first"), session=nobodys
+        )
+    assert RunFolder(tmp_path, "first").read() is None
+
+
+def test_a_run_that_fails_under_way_or_finds_no_broker_is_in_the_state(
+    nobodys: SparkSession, tmp_path: Path
+) -> None:
+    def refused_late(context: Context) -> None:
+        context.advance(5)
+        context.options.refuse("to", "was somewhere")
+
+    def alone(_: Context) -> None:
+        raise BrokerUnreachable("no broker answers", server="http://127.0.0.1:1")
+
+    settings = RunSettings(folder=tmp_path)
+    for run, error in ((refused_late, SettingInvalid), (alone, BrokerUnreachable)):
+        with pytest.raises(error):
+            run_pipeline(doing(run, Option("to", "")), {}, settings, session=nobodys)
+        found = RunFolder(tmp_path, "tried").read()
+        assert found is not None
+        assert (found.state, (found.error or "").partition(":")[0]) == ("failed", error.code)
+
+
+def test_who_is_refused_because_another_run_goes_on_changes_nothing_of_it(
+    nobodys: SparkSession, tmp_path: Path
+) -> None:
+    settings = RunSettings(folder=tmp_path)
+    folder = RunFolder(tmp_path, "tried")
+
+    def run(context: Context) -> None:
+        context.advance(5)
+        with pytest.raises(PipelineRunning):
+            run_pipeline(doing(lambda _: None), {}, settings, session=nobodys)
+        assert (found := folder.read()) is not None
+        assert (found.state, found.records) == ("running", 5)
+
+    run_pipeline(doing(run), {}, settings, session=nobodys)
+
+
+def test_a_group_whose_name_no_broker_takes_is_refused_before_anything_starts(
+    nobodys: SparkSession, tmp_path: Path
+) -> None:
+    settings = RunSettings(folder=tmp_path, group="my group")
+    with pytest.raises(SettingInvalid, match=r"--group is 'my group', .* use 1 to 255 of letters"):
+        run_pipeline(doing(lambda _: None), {}, settings, session=nobodys)
+    assert not tmp_path.joinpath("tried").exists()
 
 
 def test_what_goes_wrong_is_in_the_state(spark: SparkSession, tmp_path: Path) -> None:

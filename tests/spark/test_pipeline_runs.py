@@ -9,20 +9,26 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import PySparkException
 
 from broker_process import MILL, PATIENCE_SECONDS, BrokerProcess, plain_environment, wait_until
 from cli_transcripts import mill
+from millstream.client import Client
 from millstream.errors import DataLost, PipelineFailed
 from millstream.spark.pipelines.context import Context
+from millstream.spark.pipelines.last_commit import least
 from millstream.spark.pipelines.registry import Pipeline
 from millstream.spark.pipelines.running import RunSettings, run_pipeline
 from millstream.spark.pipelines.state import RunFolder
+from millstream.spark.positions import Position
 from spark.records import publish, read_all
 from spark.sparks import SPARK_SECONDS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 OWN = """
 from millstream.spark.pipelines import pipeline
@@ -118,6 +124,40 @@ def test_a_run_whose_whole_process_group_is_asked_to_stop_is_stopped(
         os.killpg(process.pid, signal.SIGTERM)
         assert process.wait(PATIENCE_SECONDS) == 0, (tmp_path / "err").read_text(encoding="utf-8")
     assert status(tmp_path)["state"] == "stopped"
+
+
+def test_the_group_of_a_run_that_was_asked_to_stop_is_not_behind(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    """Though the batch after, with which the source would say so, is an hour away."""
+    publish(broker, "stopped-in", [{"value": {"n": number}} for number in range(20)])
+
+    def run(context: Context) -> None:
+        rows = context.read("stopped-in").writeStream.format("noop")
+        query = context.start(rows)
+        wait_until(lambda: query.lastProgress is not None, "the first batch", SPARK_SECONDS)
+        signal.raise_signal(signal.SIGTERM)
+        context.wait()
+
+    settings = RunSettings(
+        server=broker.url(""), folder=tmp_path, name="stopped", is_continuous=True, every="1 hour"
+    )
+    done = run_pipeline(Pipeline("stopped", "", run), {}, settings, session=spark)
+    assert (done.state, done.records) == ("stopped", 20)
+    with Client(broker.url("")) as client:
+        assert client.groups.lag("pipeline-stopped").messages == 0
+
+
+def test_a_group_is_told_only_what_all_sources_of_a_run_have_done() -> None:
+    ids = {"a": "1", "b": "2"}
+    one = Position({("a", 0): 5, ("a", 1): 7, ("b", 0): 3}, ids)
+    other = Position({("a", 0): 6, ("a", 1): 2}, ids)
+    assert least([one, other], {"a", "b"}) == Position({("a", 0): 5, ("a", 1): 2, ("b", 0): 3}, ids)
+    assert least([one, other], {"b"}) == Position({("b", 0): 3}, {"b": "2"})
+    again = Position({("a", 0): 6, ("a", 1): 2}, {"a": "9"})
+    fewer = Position({("a", 0): 6}, ids)
+    for torn in (again, fewer):
+        assert least([one, torn], {"a", "b"}) == Position({("b", 0): 3}, {"b": "2"})
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from broker_process import BrokerProcess
 from listeners.letters import bury
 from listeners.v1_client import V1
 from millstream.client import Client
-from millstream.errors import SettingInvalid
+from millstream.client.dead_letters import RedriveFacts
+from millstream.errors import PipelineFailed, SettingInvalid
 from millstream.spark.pipelines import deadletters, lag, rollup
 from millstream.spark.pipelines.running import RunSettings, run_pipeline
 
@@ -121,6 +123,31 @@ def test_others_are_only_put_back_when_that_is_said(v1: V1, runs: Runs) -> None:
         runs.deadletters(topics=topic, redrive="feedbeef")
     done = runs.deadletters(topics=topic, redrive=kind, others="true", to=v1.topic(), rate="1000")
     assert "done: put 2 back" in done.results[-1]
+
+
+def test_a_redrive_that_puts_nothing_back_fails_and_says_why(v1: V1, runs: Runs) -> None:
+    topic = v1.topic()
+    bury(v1, topic, "a", error="bored")
+    runs.deadletters(topics=topic)
+    kind = kind_on(runs.folder / "deadletters/report/report.md", "bored")
+    with pytest.raises(
+        PipelineFailed,
+        match=r"done: nothing was put back, left 1: their topic is compacted; --to names another",
+    ):
+        runs.deadletters(topics=topic, redrive=kind, to=v1.topic(compact=True))
+    assert runs.deadletters(topics=topic).records == 1
+
+
+def test_letters_that_somebody_else_put_back_are_said_to_be_gone() -> None:
+    done = RedriveFacts(
+        id="4711", topic="t", state="done", total=0, seen=0, matched=0, moved=0, skipped={},
+        started_ms=0,
+    )  # fmt: skip
+    assert deadletters.told(done) == (
+        "redrive 4711 done: nothing was put back, none of these letters is there any more"
+    )
+    failed = msgspec.structs.replace(done, state="failed", moved=2, error="the disk is full")
+    assert deadletters.told(failed) == "redrive 4711 failed: put 2 back, the disk is full"
 
 
 def test_lag_becomes_a_report_that_grows(v1: V1, runs: Runs) -> None:

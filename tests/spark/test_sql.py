@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from broker_process import BrokerProcess
-from millstream.errors import MillstreamError, PipelineFailed, SettingInvalid, TopicUnknown
+from millstream.errors import MillstreamError, PipelineFailed, SettingInvalid
 from millstream.spark.pipelines.running import RunSettings, run_pipeline
 from millstream.spark.pipelines.sql import PIPELINE
-from millstream.spark.pipelines.state import Status
+from millstream.spark.pipelines.state import RunFolder, Status
 from spark.records import publish, read_all, values
 
 if TYPE_CHECKING:
@@ -94,6 +94,20 @@ def test_totals_are_updated_in_a_topic_and_final_in_files(run: Runner, tmp_path:
     assert [(row.start.minute, row.n) for row in rows] == [(0, 1)]
 
 
+def test_a_query_that_is_refused_changes_nothing_for_the_one_before(
+    run: Runner, tmp_path: Path
+) -> None:
+    publish(run.broker, "sql-kept", ORDERS)
+    wanted = {"sql": "SELECT who FROM `sql-kept`", "to": f"parquet:{tmp_path}/kept"}
+    done = run(**wanted)
+    columns = (tmp_path / "sql" / "columns.json").read_bytes()
+    for wrong in ("SELECT other FROM `sql-kept`", "SELECT * FROM `sql-kept`, nowhere"):
+        with pytest.raises(SettingInvalid):
+            run(**(wanted | {"sql": wrong, "schema": "sql-kept: name STRING"}))
+    assert (tmp_path / "sql" / "columns.json").read_bytes() == columns
+    assert RunFolder(tmp_path, "sql").read() == done
+
+
 def refused(run: Runner, **options: str) -> MillstreamError:
     with pytest.raises(MillstreamError) as caught:
         run("refused", **options)
@@ -105,9 +119,12 @@ def test_what_is_wrong_with_a_query_is_said(run: Runner, tmp_path: Path) -> None
     assert "and not both" in refused(run).message
     assert "cannot be read" in refused(run, query=f"{tmp_path}/gone.sql").message
     assert "no statement" in refused(run, sql=" ; ").message
-    missing = refused(run, sql="SELECT * FROM nowhere")
-    assert isinstance(missing, TopicUnknown)
-    assert "there is no such topic; there are:" in missing.message
+    missing = refused(run, sql="SELECT * FROM no.where")
+    assert isinstance(missing, SettingInvalid)
+    assert missing.message.startswith(
+        "the query names the table no.where, and there is no such topic: each topic is a table of "
+        "its name, between backticks where that has a dash or a dot; there are: "
+    )
     spelled = refused(run, sql="SELEC * FROM `sql-wrong`")
     assert isinstance(spelled, SettingInvalid)
     assert "SELEC" in spelled.message

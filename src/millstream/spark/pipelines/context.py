@@ -30,6 +30,7 @@ LOOK_S = 0.25
 # longer is left, and done again by the next run.
 LAST_BATCH_S = 20.0
 LAST_BATCH_LOOK_S = 0.02
+_GROUP_OPTIONS = {"groupid", "kafka.group.id"}
 
 
 @dataclass(slots=True)
@@ -58,6 +59,8 @@ class Context:
     # A signal that ends the run in order.
     is_stopping: Callable[[], bool] = lambda: False
     _watched: dict[str, Watched] = field(default_factory=dict)
+    # Topics whose offsets are committed to the run's group.
+    _followed: set[str] = field(default_factory=set)
 
     # ---- reading
 
@@ -72,6 +75,8 @@ class Context:
             "startingOffsets": "earliest",
             "maxOffsetsPerTrigger": str(self.records_max),
         }
+        if not {name.lower() for name in options} & _GROUP_OPTIONS:
+            self._followed |= set(topics)
         reader = self.spark.readStream.format(FORMAT)
         return reader.options(**self.source_options(*topics), **(given | options)).load()
 
@@ -107,7 +112,7 @@ class Context:
         if not self.is_continuous:
             writer = writer.trigger(availableNow=True)
         elif self.every is not None:
-            writer = writer.trigger(processingTime=self.every)
+            writer = _triggered(writer, self.every)
         query = writer.start()
         self._watched[part] = Watched(query, is_counted)
         self.status.state = "running"
@@ -130,6 +135,12 @@ class Context:
             self.stop()
         self._look()
         self._raise_failed()
+        if self.is_stopping():
+            # Here, because it brings what else only Spark's own processes need.
+            from millstream.spark.pipelines.last_commit import commit_finished
+
+            ends = [end for watched in self._watched.values() for end in watched.offsets]
+            commit_finished(self.broker_options(), self.group, self._followed, ends)
 
     def _end_batches(self) -> None:
         end = time.monotonic() + LAST_BATCH_S
@@ -194,6 +205,19 @@ class Context:
                 raise PipelineFailed(
                     f"{self.name}: {plain_reason(str(error))}", name=self.name, part=part
                 )
+
+
+def _triggered(writer: DataStreamWriter, every: str) -> DataStreamWriter:
+    from pyspark.errors import IllegalArgumentException
+
+    try:
+        return writer.trigger(processingTime=every)
+    except IllegalArgumentException as error:
+        raise SettingInvalid(
+            f"--every is {every!r}, which Spark takes for no time; it takes one such as 10s",
+            setting="every",
+            value=every,
+        ) from error
 
 
 def broker_client(server: str, ca: str | None) -> Client:

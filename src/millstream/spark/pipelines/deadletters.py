@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark.sql import functions as sql
 
 from millstream.client.dead_letters import Reason
-from millstream.errors import SettingInvalid
+from millstream.errors import PipelineFailed, SettingInvalid
 from millstream.spark.pipelines.context import Context
 from millstream.spark.pipelines.letters import (
     NO_GROUP,
@@ -89,7 +89,10 @@ def run(context: Context) -> None:
         count = f"{context.status.records:,} dead letters of {len(findings.kinds):,} kinds"
         context.say(f"{count}; the report is {page}")
         if "redrive" in options:
-            context.say(told(redrive(context, client, found, findings.kinds)))
+            done = redrive(context, client, found, findings.kinds)
+            if done.state != "done" or not done.moved:
+                raise PipelineFailed(f"{context.name}: {told(done)}", name=context.name)
+            context.say(told(done))
 
 
 def find_letters(context: Context, client: Client, topics: Sequence[str]) -> DataFrame | None:
@@ -272,8 +275,24 @@ def redrive(
 
 
 def told(done: RedriveFacts) -> str:
-    stays = "".join(f", left {count:,}: {why}" for why, count in done.skipped.items())
-    return f"redrive {done.id} {done.state}: put {done.moved:,} back{stays}"
+    """What a redrive did; where that is nothing, why."""
+    left = [f"left {count:,}: {_WHY_LEFT.get(why, why)}" for why, count in done.skipped.items()]
+    if done.error is not None:
+        left.append(done.error)
+    if done.moved:
+        said = f"put {done.moved:,} back"
+    else:
+        said = "nothing was put back"
+        left = left or ["none of these letters is there any more"]
+    return f"redrive {done.id} {done.state}: {', '.join([said, *left])}"
+
+
+# As docs/dead-letters.md has it.
+_WHY_LEFT = {
+    "topic_unknown": "their topic is gone; --to names another (topic_unknown)",
+    "topic_compacted": "their topic is compacted; --to names another (topic_compacted)",
+    "message_too_large": "their topic takes no message of that size (message_too_large)",
+}
 
 
 PIPELINE = Pipeline(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -12,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millstream.clock import Clock, SystemClock
-from millstream.errors import MillstreamError, PipelineFailed, SettingInvalid
+from millstream.errors import MillstreamError, OptionInvalid, PipelineFailed, SettingInvalid
 from millstream.spark.pipelines.context import Context, plain_reason
 from millstream.spark.pipelines.options import Options
 from millstream.spark.pipelines.progress import Progress, SilentProgress
 from millstream.spark.pipelines.registry import Pipeline
 from millstream.spark.pipelines.state import DEFAULT_FOLDER, RunFolder, Status
 from millstream.spark.session import spark_session
+from millstream.wire.groups import GROUP_NAME, GROUP_NAME_RULE
 from millstream.wire.places import DEFAULT_SERVER
 
 if TYPE_CHECKING:
@@ -69,17 +71,13 @@ def run_pipeline(
     options = Options(pipeline.options, given)
     name = settings.name or pipeline.name
     folder = RunFolder(settings.folder, name)
-    if settings.every is not None and not settings.is_continuous:
-        raise SettingInvalid(
-            "--every goes with --continuous; a run without it ends when it has caught up",
-            setting="every",
-            value=settings.every,
-        )
+    _check(settings)
     try:
         with folder.locked():
-            status = _begin(folder, pipeline, options, settings, clock)
+            before = folder.read()
+            status = _begin(folder, before, pipeline, options, settings, clock)
             with (
-                _ending(folder, status, clock, stop.is_set),
+                _ending(folder, before, status, clock, stop.is_set),
                 _session(session, name, settings) as spark,
                 # After the session: Spark has a way with SIGINT of its own.
                 _signals(stop),
@@ -108,10 +106,30 @@ def run_pipeline(
         shown.close()
 
 
-def _begin(
-    folder: RunFolder, pipeline: Pipeline, options: Options, settings: RunSettings, clock: Clock
+def _check(settings: RunSettings) -> None:
+    """What can be wrong with the flags that every pipeline has."""
+    if settings.every is not None and not settings.is_continuous:
+        raise SettingInvalid(
+            "--every goes with --continuous; a run without it ends when it has caught up",
+            setting="every",
+            value=settings.every,
+        )
+    if settings.group is not None and not re.fullmatch(GROUP_NAME, settings.group):
+        raise SettingInvalid(
+            f"--group is {settings.group!r}, which is no name of a group; {GROUP_NAME_RULE}",
+            setting="group",
+            value=settings.group,
+        )
+
+
+def _begin(  # noqa: PLR0917  called once
+    folder: RunFolder,
+    before: Status | None,
+    pipeline: Pipeline,
+    options: Options,
+    settings: RunSettings,
+    clock: Clock,
 ) -> Status:
-    before = folder.read()
     if before is not None and before.pipeline != pipeline.name:
         raise SettingInvalid(
             f"{folder.path} belongs to the pipeline {before.pipeline}; run {pipeline.name} under "
@@ -170,17 +188,24 @@ def say_errors_once() -> None:
 
 @contextmanager
 def _ending(
-    folder: RunFolder, status: Status, clock: Clock, is_stopping: Callable[[], bool]
+    folder: RunFolder,
+    before: Status | None,
+    status: Status,
+    clock: Clock,
+    is_stopping: Callable[[], bool],
 ) -> Iterator[None]:
-    """However the run ends, its state says so.
+    """However the run ends, its state says so. One that was refused before it did anything is no
+    run: the state of the one before is put back.
 
     A signal that goes to all processes of a run ends the JVM too, and whatever is asked of Spark
     from then on fails. That is no failure of the run: what its last micro-batch wanted is done by
     the next run, which would also meet what else was wrong.
     """
+    is_run = True
     try:
         yield
     except MillstreamError as error:
+        is_run = status.state != "starting" or not isinstance(error, _REFUSALS)
         status.state, status.error = "failed", f"{error.code}: {error.message}"
         if not (is_stopping() and isinstance(error, PipelineFailed)):
             raise
@@ -198,8 +223,16 @@ def _ending(
         else:
             raise
     finally:
-        status.changed_ms = clock.wall_ms()
-        folder.write(status)
+        if is_run:
+            status.changed_ms = clock.wall_ms()
+            folder.write(status)
+        else:
+            folder.put_back(before)
+
+
+# Of what was asked, which the next run may ask otherwise. What else keeps a run from starting, such
+# as a broker that is away, is in its state: who looks there is to see that nothing is done.
+_REFUSALS = (SettingInvalid, OptionInvalid)
 
 
 def _is_sparks(error: Exception) -> bool:

@@ -11,19 +11,23 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from millstream.errors import PipelineFailed, SettingInvalid, TopicUnknown
+from millstream.errors import PipelineFailed, SettingInvalid
 from millstream.spark.pipelines.context import Context, plain_reason
 from millstream.spark.pipelines.options import Options
 from millstream.spark.pipelines.registry import Option, Pipeline
 from millstream.spark.pipelines.statements import names_in, statements
 from millstream.spark.pipelines.targets import MODES, Target, stream_to, target_of, write_to
-from millstream.spark.pipelines.views import columns_of, make_view
+from millstream.spark.pipelines.views import columns_of, keep_columns, make_view
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+# Of those that there are, when a query names another.
+TOPICS_SHOWN = 20
 
 OPTIONS = (
     Option("query", "The file with the query; - is standard input.", metavar="FILE"),
@@ -62,8 +66,12 @@ def run(context: Context) -> None:
     is_batch = options.is_on("batch") or (target.kind == "terminal" and not context.is_continuous)
     if is_batch and context.is_continuous:
         options.refuse("batch", "reads what there is and ends; it cannot go with --continuous")
-    topics = _make_views(context, "\n".join([*before, query]), is_batch=is_batch)
+    kept = None if is_batch else context.directory / "columns.json"
+    topics, columns = _make_views(context, "\n".join([*before, query]), kept)
     result = _result(context, before, query, topics)
+    # Not before: a query that is refused changes nothing for the one that was before it.
+    if kept is not None:
+        keep_columns(kept, columns)
     if is_batch or not result.isStreaming:
         write_to(context, result, target, key=options.get("key"))
         return
@@ -127,14 +135,16 @@ def _pairs(options: Options, name: str) -> dict[str, str]:
 # ---- views and the query
 
 
-def _make_views(context: Context, sql: str, *, is_batch: bool) -> list[str]:
-    """A view for each topic that the query names; answers all topics there are."""
+def _make_views(
+    context: Context, sql: str, kept: Path | None
+) -> tuple[list[str], Mapping[str, str]]:
+    """A view for each topic that the query names; answers all topics there are, and the columns of
+    those that are known."""
     given = _pairs(context.options, "schema")
     marks = _watermarks(context.options)
     with context.client() as client:
         known = [topic.name for topic in client.topics.list() if not topic.name.startswith("__")]
         named = names_in(sql, known)
-        kept = None if is_batch else context.directory / "columns.json"
         columns = columns_of(client, named, given, kept)
     for name, text in (("schema", given), ("watermark", marks)):
         for topic in text:
@@ -142,10 +152,10 @@ def _make_views(context: Context, sql: str, *, is_batch: bool) -> list[str]:
                 context.options.refuse(name, f"is about {topic}, and the query names no such topic")
     for topic in named:
         try:
-            make_view(context, topic, columns[topic], marks.get(topic), is_batch=is_batch)
+            make_view(context, topic, columns[topic], marks.get(topic), is_batch=kept is None)
         except KeyError as error:
             context.options.refuse("watermark", f"names {error}, which {topic} does not have")
-    return known
+    return known, columns
 
 
 def _watermarks(options: Options) -> dict[str, tuple[str, str]]:
@@ -176,12 +186,15 @@ def _result(context: Context, before: list[str], query: str, topics: list[str]) 
 def _explain(error: Exception, query: str, topics: list[str]) -> NoReturn:
     """What Spark says of a query that makes no sense, with what a user can do."""
     reason = plain_reason(str(error))
-    missing = re.search(r"TABLE_OR_VIEW_NOT_FOUND\].*?`([^`]+)`", reason)
+    missing = re.search(r"TABLE_OR_VIEW_NOT_FOUND\].*?(`[^`]+`(?:\.`[^`]+`)*)", reason)
     if missing:
-        there = ", ".join(topics) or "none"
-        raise TopicUnknown(
-            f"the query names {missing[1]}, and there is no such topic; there are: {there}",
-            topic=missing[1],
+        name = missing[1].replace("`", "")
+        there = ", ".join([*topics[:TOPICS_SHOWN], *["…"][: len(topics) > TOPICS_SHOWN]]) or "none"
+        raise SettingInvalid(
+            f"the query names the table {name}, and there is no such topic: each topic is a table "
+            f"of its name, between backticks where that has a dash or a dot; there are: {there}",
+            setting="query",
+            value=query,
         ) from error
     raise SettingInvalid(f"the query makes no sense: {reason}", setting="query", value=query) from (
         error

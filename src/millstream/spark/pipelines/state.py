@@ -116,6 +116,13 @@ class RunFolder:
     def write(self, status: Status) -> None:
         write_whole(self.path / "status.json", msgspec.json.format(msgspec.json.encode(status)))
 
+    def put_back(self, before: Status | None) -> None:
+        """What `read` answered, instead of what was written since."""
+        if before is None:
+            (self.path / "status.json").unlink(missing_ok=True)
+        else:
+            self.write(before)
+
 
 def write_whole(path: Path, data: bytes) -> None:
     """All of it or what was there before, so that nobody ever meets half of it; and on disk, for

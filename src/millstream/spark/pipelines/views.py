@@ -35,10 +35,11 @@ _OWN = (
 def columns_of(
     client: Client, topics: list[str], given: Mapping[str, str], kept: Path | None
 ) -> dict[str, str]:
-    """The DDL of each topic's JSON columns, empty where there are none.
+    """The DDL of each topic's JSON columns, empty where there are none; of other topics too, where
+    a run before kept them.
 
-    What a user gave counts. What was found is kept for later runs with the same checkpoint: a query
-    with state cannot go on with other columns.
+    What a user gave counts. What was found is to be kept for later runs with the same checkpoint: a
+    query with state cannot go on with other columns.
     """
     known = _read(kept)
     for topic in topics:
@@ -47,10 +48,13 @@ def columns_of(
         elif topic not in known:
             sample = client.read(topic, last=SAMPLE_RECORDS)
             known[topic] = ddl_of(record.value for record in sample) or ""
-    if kept is not None:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(kept, msgspec.json.format(msgspec.json.encode(known)))
-    return {topic: known[topic] for topic in topics}
+    return known
+
+
+def keep_columns(kept: Path, columns: Mapping[str, str]) -> None:
+    """For later runs with the same checkpoint."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(kept, msgspec.json.format(msgspec.json.encode(columns)))
 
 
 def _read(kept: Path | None) -> dict[str, str]:
