@@ -128,7 +128,9 @@ def test_what_is_wrong_with_a_query_is_said(run: Runner, tmp_path: Path) -> None
     spelled = refused(run, sql="SELEC * FROM `sql-wrong`")
     assert isinstance(spelled, SettingInvalid)
     assert "SELEC" in spelled.message
-    assert "totl" in refused(run, sql="SELECT totl FROM `sql-wrong`").message
+    column = refused(run, sql="SELECT totl FROM `sql-wrong`").message
+    assert "`totl` cannot be resolved" in column
+    assert "\n" not in column
     where = {"sql": "SELECT * FROM `sql-wrong`"}
     assert "--to is 'kafka:x'" in refused(run, **where, to="kafka:x").message
     assert "--mode is 'all'" in refused(run, **where, mode="all").message

@@ -185,7 +185,8 @@ def _result(context: Context, before: list[str], query: str, topics: list[str]) 
 
 def _explain(error: Exception, query: str, topics: list[str]) -> NoReturn:
     """What Spark says of a query that makes no sense, with what a user can do."""
-    reason = plain_reason(str(error))
+    # After its sentence comes the plan, as a tree that says no more.
+    reason = plain_reason(str(error)).partition(";\n")[0]
     missing = re.search(r"TABLE_OR_VIEW_NOT_FOUND\].*?(`[^`]+`(?:\.`[^`]+`)*)", reason)
     if missing:
         name = missing[1].replace("`", "")
