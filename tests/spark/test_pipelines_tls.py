@@ -12,12 +12,15 @@ import pytest
 from broker_process import BrokerProcess
 from certificates import Pair
 from millstream.client import Client
-from millstream.errors import SettingInvalid
+from millstream.errors import BrokerUnreachable, SettingInvalid
+from millstream.spark.manifests import kafka_addresses
+from millstream.spark.options import BROKER_ROWS, read_options, read_place
 from millstream.spark.pipelines import archive, restore
 from millstream.spark.pipelines.archived import read_with_archive
 from millstream.spark.pipelines.context import broker_client
 from millstream.spark.pipelines.registry import Pipeline
 from millstream.spark.pipelines.running import RunSettings, run_pipeline
+from spark.moved_clock import MovedClock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,6 +58,16 @@ def test_an_archive_is_made_read_and_restored_over_tls(
         assert sorted(one.json()["n"] for one in client.read("again")) == list(range(20))
     both = read_with_archive(spark, "orders", lake, server=server, options={"CA": ca})
     assert sorted(json.loads(row.value)["n"] for row in both.collect()) == list(range(20))
+
+
+def test_a_certificate_that_is_not_trusted_is_not_waited_for_and_says_what_helps(
+    secure: BrokerProcess,
+) -> None:
+    clock = MovedClock()
+    place = read_place(read_options({"server": secure.url("")}, BROKER_ROWS), {})
+    with pytest.raises(BrokerUnreachable, match=r"not trusted: .*; name who .* the option ca$"):
+        kafka_addresses(place, clock=clock, sleep=clock.sleep)
+    assert clock.slept_s == []
 
 
 def test_a_file_that_names_nobody_to_trust_is_refused(tmp_path: Path) -> None:
