@@ -305,6 +305,24 @@ def test_who_is_refused_because_another_run_goes_on_changes_nothing_of_it(
     run_pipeline(doing(run), {}, settings, session=nobodys)
 
 
+def test_two_names_do_not_share_a_checkpoint_at_a_time(
+    nobodys: SparkSession, tmp_path: Path
+) -> None:
+    checkpoint = str(tmp_path / "shared")
+    one = RunSettings(folder=tmp_path, name="one", checkpoint=checkpoint)
+    other = RunSettings(folder=tmp_path, name="other", checkpoint=checkpoint)
+    done = run_pipeline(doing(lambda _: None), {}, other, session=nobodys)
+
+    def run(_: Context) -> None:
+        with pytest.raises(PipelineRunning, match="another run has the checkpoint"):
+            run_pipeline(doing(lambda _: None), {}, other, session=nobodys)
+
+    run_pipeline(doing(run), {}, one, session=nobodys)
+    assert RunFolder(tmp_path, "other").read() == done
+    elsewhere = RunSettings(folder=tmp_path, name="other", checkpoint="s3a://lake/checkpoint")
+    run_pipeline(doing(lambda _: None), {}, elsewhere, session=nobodys)
+
+
 def test_a_group_whose_name_no_broker_takes_is_refused_before_anything_starts(
     nobodys: SparkSession, tmp_path: Path
 ) -> None:

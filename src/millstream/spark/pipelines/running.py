@@ -18,7 +18,7 @@ from millstream.spark.pipelines.context import Context, plain_reason
 from millstream.spark.pipelines.options import Options
 from millstream.spark.pipelines.progress import Progress, SilentProgress
 from millstream.spark.pipelines.registry import Pipeline
-from millstream.spark.pipelines.state import DEFAULT_FOLDER, RunFolder, Status
+from millstream.spark.pipelines.state import DEFAULT_FOLDER, RunFolder, Status, checkpoint_locked
 from millstream.spark.session import spark_session
 from millstream.wire.groups import GROUP_NAME, GROUP_NAME_RULE
 from millstream.wire.places import DEFAULT_SERVER
@@ -73,7 +73,7 @@ def run_pipeline(
     folder = RunFolder(settings.folder, name)
     _check(settings)
     try:
-        with folder.locked():
+        with folder.locked(), checkpoint_locked(settings.checkpoint, name):
             before = folder.read()
             status = _begin(folder, before, pipeline, options, settings, clock)
             with (

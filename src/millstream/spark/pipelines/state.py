@@ -57,6 +57,27 @@ class Status(msgspec.Struct):
     error: str | None = None
 
 
+@contextlib.contextmanager
+def checkpoint_locked(checkpoint: str | None, name: str) -> Iterator[None]:
+    """Nobody else runs with this checkpoint, under whatever name. Of one that is no folder of this
+    machine nobody can say."""
+    if checkpoint is None or "://" in checkpoint:
+        yield
+        return
+    path = Path(checkpoint)
+    path.mkdir(parents=True, exist_ok=True)
+    with open(path / "lock", "a", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise PipelineRunning(
+                f"another run has the checkpoint {checkpoint}; wait for it, stop it, or give "
+                f"{name} another --checkpoint",
+                name=name,
+            ) from error
+        yield
+
+
 class RunFolder:
     """The folder of one name."""
 
