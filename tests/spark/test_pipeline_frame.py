@@ -319,8 +319,20 @@ def test_two_names_do_not_share_a_checkpoint_at_a_time(
 
     run_pipeline(doing(run), {}, one, session=nobodys)
     assert RunFolder(tmp_path, "other").read() == done
-    elsewhere = RunSettings(folder=tmp_path, name="other", checkpoint="s3a://lake/checkpoint")
-    run_pipeline(doing(lambda _: None), {}, elsewhere, session=nobodys)
+
+
+@pytest.mark.parametrize("checkpoint", ["s3a://lake/checkpoint", "dbfs:/lake/checkpoint"])
+def test_a_checkpoint_that_is_a_url_makes_no_folder_here(
+    nobodys: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    checkpoint: str,
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    settings = RunSettings(folder=tmp_path, checkpoint=checkpoint)
+    run_pipeline(doing(lambda _: None), {}, settings, session=nobodys)
+    assert list((tmp_path / "here").iterdir()) == []
 
 
 def test_a_group_whose_name_no_broker_takes_is_refused_before_anything_starts(

@@ -61,7 +61,7 @@ class Status(msgspec.Struct):
 def checkpoint_locked(checkpoint: str | None, name: str) -> Iterator[None]:
     """Nobody else runs with this checkpoint, under whatever name. Of one that is no folder of this
     machine nobody can say."""
-    if checkpoint is None or "://" in checkpoint:
+    if checkpoint is None or ":/" in checkpoint:
         yield
         return
     path = Path(checkpoint)
