@@ -72,12 +72,16 @@ class DriverRun:
                 [sys.executable, str(DRIVER), *arguments],
                 stdout=messages,
                 stderr=subprocess.STDOUT,
-                # With its JVM, it can be killed as one.
                 start_new_session=True,
             )
 
     def kill(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
+        """With its JVM and its Python workers. Those have a group of their own, and one that lives
+        on asks again for what the proxy did not answer: it would meet the next round's moment."""
+        driver = psutil.Process(self.process.pid)
+        for process in (driver, *driver.children(recursive=True)):
+            with suppress(psutil.Error):
+                process.kill()
 
     def kill_workers(self) -> None:
         """The Python processes that run its tasks, which are children of one of their kind."""
@@ -104,7 +108,8 @@ class DriverRun:
 
 def kill_drivers(tmp_path: Path, moments: Iterable[Moment]) -> None:
     order = list(moments)
-    values = make_files(tmp_path / "rows", len(order) // 2 + 2)
+    # What was committed when its driver was killed is not committed again.
+    values = make_files(tmp_path / "rows", len(order) + 2)
     checkpoint = tmp_path / "checkpoint"
     with (
         BrokerProcess(str(tmp_path)) as broker,
