@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -150,38 +152,38 @@ def test_a_wrong_schema_of_values_is_named(source: Source, orders: str) -> None:
         source.table(orders, valueFormat="json", valueSchema="id BIGIT")
 
 
-def test_a_table_of_the_catalog_keeps_its_options(source: Source, orders: str) -> None:
-    sql = source.spark.sql
-    sql("DROP TABLE IF EXISTS mill_orders")
+@contextmanager
+def catalog_table(source: Source, topic: str, shape: str = "", more: str = "") -> Iterator[str]:
+    """The name of a table of this topic; `shape` is its list of columns."""
+    name, sql = "mill_orders", source.spark.sql
+    sql(f"DROP TABLE IF EXISTS {name}")
     sql(
-        "CREATE TABLE mill_orders USING millstream OPTIONS ("
-        f"server '{source.broker.url('')}', subscribe '{orders}', valueFormat 'text', "
-        r"kafka.client.id 'it\'s')"
+        f"CREATE TABLE {name} {shape} USING millstream OPTIONS ("
+        f"server '{source.broker.url('')}', subscribe '{topic}'{more})"
     )
     try:
-        found = sql("SELECT count(*) AS n, max(value) AS v FROM mill_orders WHERE partition = 2")
+        yield name
+    finally:
+        sql(f"DROP TABLE {name}")
+
+
+def test_a_table_of_the_catalog_keeps_its_options(source: Source, orders: str) -> None:
+    sql, more = source.spark.sql, r", valueFormat 'text', kafka.client.id 'it\'s'"
+    with catalog_table(source, orders, more=more) as name:
+        found = sql(f"SELECT count(*) AS n, max(value) AS v FROM {name} WHERE partition = 2")
         assert found.collect()[0].asDict() == {"n": 150, "v": "v99"}
         fewer = sql(
-            "SELECT count(*) AS n FROM mill_orders WITH (startingOffsets = "
+            f"SELECT count(*) AS n FROM {name} WITH (startingOffsets = "
             """'{"orders": {"0": 290, "1": 0, "2": 150}}')"""
         )
         assert fewer.collect()[0].n == 10
-    finally:
-        sql("DROP TABLE mill_orders")
 
 
 def test_a_table_with_a_list_of_columns_says_how_it_is_made(source: Source, orders: str) -> None:
-    sql = source.spark.sql
-    sql("DROP TABLE IF EXISTS mill_columns")
-    sql(
-        "CREATE TABLE mill_columns (value BINARY, offset BIGINT) USING millstream OPTIONS ("
-        f"server '{source.broker.url('')}', subscribe '{orders}')"
-    )
-    try:
-        with pytest.raises(AnalysisException, match=r"`CREATE TABLE … .* without a list of col"):
-            sql("SELECT * FROM mill_columns").collect()
-    finally:
-        sql("DROP TABLE mill_columns")
+    with catalog_table(source, orders, shape="(value BINARY, offset BIGINT)") as name:
+        wanted = r"`CREATE TABLE … .* without a list of col"
+        with pytest.raises(AnalysisException, match=wanted):
+            source.spark.sql(f"SELECT * FROM {name}").collect()
 
 
 def test_columns_that_the_source_does_not_have_are_named(source: Source, orders: str) -> None:

@@ -340,9 +340,8 @@ class NamedSchedules:
             self._next += 1
             number = self._next % topic.partitions
         fields = (now_ms, plan.key, plan.value, lane_headers(_headers(plan), plan.lane))
-        append_time = now_ms if topic.is_append_time else None
-        id = PartitionId(plan.topic, number)
-        entry = encoded(id, [fields], lane_name(plan.lane), append_time)
+        id, lane = PartitionId(plan.topic, number), lane_name(plan.lane)
+        entry = encoded(id, [fields], lane, is_append_time=topic.is_append_time)
         yield views.change_with(self._view, [change], [entry])
         self.runs += 1
 

@@ -631,9 +631,9 @@ def _id_of(target: Target, place: tuple[int, int]) -> PartitionId:
 
 
 def _encoded(target: Target, place: tuple[int, int], fields: list[batches.Fields]) -> Entry:
-    is_stamped = target.is_append_time and place != SCHEDULED
-    append_time = fields[-1][0] if is_stamped else None
-    return encoded(_id_of(target, place), fields, lane_name(place[1]), append_time)
+    is_append_time = target.is_append_time and place != SCHEDULED
+    lane = lane_name(place[1])
+    return encoded(_id_of(target, place), fields, lane, is_append_time=is_append_time)
 
 
 def _together(appends: list[Pending[int]]) -> Pending[list[int]]:

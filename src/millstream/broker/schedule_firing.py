@@ -307,8 +307,8 @@ def _size_of(plan: Plan | None) -> int:
 
 def _encoded(topic: Topic, place: tuple[str, int, int], fields: list[batches.Fields]) -> Entry:
     name, number, lane = place
-    append_time = fields[-1][0] if topic.is_append_time else None
-    return encoded(PartitionId(name, number), fields, lane_name(lane), append_time)
+    id = PartitionId(name, number)
+    return encoded(id, fields, lane_name(lane), is_append_time=topic.is_append_time)
 
 
 def _logger() -> structlog.stdlib.BoundLogger:

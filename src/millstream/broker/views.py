@@ -64,9 +64,11 @@ def encoded(
     id: PartitionId,
     fields: list[batches.Fields],
     lane: str | None = None,
-    append_time: int | None = None,
+    *,
+    is_append_time: bool = False,
 ) -> Entry:
-    """A batch of the broker's own making."""
+    """A batch of the broker's own making. In a topic of append times all records have the same."""
+    append_time = fields[-1][0] if is_append_time else None
     data = batches.encode(fields, lane=lane, append_time=append_time)
     return Entry(id, data, batches.read_header(data))
 
