@@ -40,8 +40,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 class Crew:
     def __init__(self, broker: BrokerProcess, client: str, way: str, folder: Path) -> None:
         self.broker = broker
-        self.group = f"{client}-{way}"
-        self.topic = make_topic(broker, f"for-{client}-{way}", PARTITIONS)
+        # Both tests may meet the same broker; each has a folder of its own.
+        self.group = f"{client}-{way}-{folder.name}"
+        self.topic = make_topic(broker, f"for-{self.group}", PARTITIONS)
         self.members: list[subprocess.Popen[bytes]] = []
         self.produced: list[bytes] = []
         self._client = client
