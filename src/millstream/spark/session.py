@@ -26,8 +26,12 @@ RUNTIME_SETTINGS = {
     # that and may not is an error in Spark.
     "spark.sql.python.filterPushdown.enabled": "true",
 }
+# Arrow in Java looks, for every value, whether it is there and not null. Spark never asks for one
+# that is not, and reading from Python takes a tenth less without.
+ARROW_OPTIONS = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 # What is fixed when the JVM starts.
 START_SETTINGS = {
+    "spark.executor.extraJavaOptions": ARROW_OPTIONS,
     # A tenth quicker than a socket on the loopback address.
     "spark.python.unix.domain.socket.enabled": "true",
     # Programs that end by themselves have no use for a page, and two of them would need two ports.
@@ -61,7 +65,7 @@ def spark_session(
     _prepare_environment()
     from pyspark.sql import SparkSession
 
-    given = RUNTIME_SETTINGS | START_SETTINGS | _paths() | _quiet()
+    given = RUNTIME_SETTINGS | START_SETTINGS | _paths() | _java_options()
     if master.startswith("local"):
         given |= LOCAL_SETTINGS
     builder = SparkSession.builder.appName(app_name).master(master)
@@ -111,10 +115,11 @@ def _paths() -> dict[str, str]:
     return {} if _is_installed(ours) else {"spark.executorEnv.PYTHONPATH": ours}
 
 
-def _quiet() -> dict[str, str]:
+def _java_options() -> dict[str, str]:
     """Spark's own log begins with a page of remarks, and each error comes several times."""
     file = Path(__file__).parent / "log4j2.properties"
-    return {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={file.as_uri()}"}
+    options = f"-Dlog4j2.configurationFile={file.as_uri()} {ARROW_OPTIONS}"
+    return {"spark.driver.extraJavaOptions": options}
 
 
 def _folder() -> str:
