@@ -12,6 +12,7 @@ from kafka.protocol.producer import ProduceRequest, ProduceResponse
 
 from broker.making import loop_broker
 from millstream.broker.turns import LoopTurns
+from millstream.engine.protocol import Engine
 from millstream.kinds import Address
 from millstream.listeners.kafka.assemble import every_api
 from millstream.listeners.kafka.connection import Limits, Shared
@@ -25,21 +26,24 @@ T0 = PartitionId("t", 0)
 
 
 class Scene:
-    """A broker in memory with one topic `t` of one partition, behind a listener."""
+    """A broker with one topic `t` of one partition, behind a listener; in memory, unless an engine
+    is given."""
 
     def __init__(
         self,
         *,
+        engine: Engine | None = None,
         connections_max: int = 1000,
         tls: ssl.SSLContext | None = None,
         **limits: int,
     ) -> None:
         self.shared = Shared(Limits(**limits))
+        self._given = engine
         self._connections_max = connections_max
         self._tls = tls
 
     async def __aenter__(self) -> Self:
-        self.broker = loop_broker()
+        self.broker = loop_broker(engine=self._given)
         self.engine: Any = self.broker.topics._engine
         await self.engine.start()
         await self.broker.start()
@@ -62,6 +66,7 @@ class Scene:
     async def __aexit__(self, *_: object) -> None:
         await self.listener.stop(1.0)
         self.broker.stop()
+        await self.engine.stop()
 
     async def connect(self, tls: ssl.SSLContext | None = None) -> Client:
         reader, writer = await asyncio.open_connection(

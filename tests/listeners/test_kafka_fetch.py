@@ -511,7 +511,7 @@ def test_an_offset_has_the_epoch_in_which_its_record_was_written() -> None:
         outcome = api.answer(Call(7, "c", body, True, Address("h", 1), "p"))
         house.scheduler.run()
         assert isinstance(outcome, Pending)
-        found = ListOffsetsResponse.decode(b"".join(outcome.result() or ()), version=7)
+        found = ListOffsetsResponse.decode(b"".join(map(bytes, outcome.result() or ())), version=7)
         one = found.topics[0].partitions[0]
         return one.offset, one.leader_epoch - own
 

@@ -291,7 +291,7 @@ def test_requests_are_what_the_broker_reads() -> None:
 def test_answers_are_what_the_broker_writes() -> None:
     results = [("a", [produce.Result(1, 0, 77), produce.Result(2, 3)])]
     pieces = produce.response(results, produce_request.PRODUCE_VERSION)
-    frame = memoryview(b"\0\0\0\0" + b"".join(pieces))
+    frame = memoryview(b"\0\0\0\0" + b"".join(map(bytes, pieces)))
     assert produce_request.read_produced(frame) == [("a", 1, 0, 77), ("a", 2, 3, -1)]
 
 

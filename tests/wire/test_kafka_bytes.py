@@ -42,7 +42,7 @@ def by_kio(api: str, version: int, entity: str, data: bytes) -> Any:
 
 
 def joined(pieces: Pieces) -> bytes:
-    return b"".join(pieces)
+    return b"".join(map(bytes, pieces))
 
 
 # ---- Produce

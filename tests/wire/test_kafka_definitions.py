@@ -220,7 +220,7 @@ def test_what_we_give_to_shares_is_as_kafka_defines_it() -> None:
         shares.GivenPartition(ID.bytes, 3, 3, "gone", 121, "late"),
         shares.GivenPartition(OTHER.bytes, 0),
     ]
-    data = b"".join(shares.fetch_answer(0, None, 1500, parts))
+    data = b"".join(map(bytes, shares.fetch_answer(0, None, 1500, parts)))
     for version in versions(shares.VERSIONS, name):
         page = read(name, version, data)
         assert page["acquisition_lock_timeout_ms"] == 1500
@@ -243,7 +243,7 @@ def test_answers_to_acknowledgements_are_as_kafka_defines_them() -> None:
         shares.GivenPartition(ID.bytes, 3),
     ]
     for version in versions(shares.VERSIONS, name):
-        data = b"".join(shares.acknowledge_answer(version, 0, None, 1500, parts))
+        data = b"".join(map(bytes, shares.acknowledge_answer(version, 0, None, 1500, parts)))
         first, second = read(name, version, data)["responses"][0]["partitions"]
         assert (first["partition_index"], first["error_code"]) == (2, 121)
         assert (first["error_message"], second["error_code"]) == ("late", 0)

@@ -415,7 +415,7 @@ def test_others_read_what_we_give_to_shares(version: int) -> None:
         shares.GivenPartition(ID.bytes, 3, 3, "gone", 121, "late"),
         shares.GivenPartition(OTHER.bytes, 0),
     ]
-    data = b"".join(shares.fetch_answer(0, None, 1500, parts))
+    data = b"".join(map(bytes, shares.fetch_answer(0, None, 1500, parts)))
     kio = response("share_fetch", version, data)
     assert kio.acquisition_lock_timeout == MS
     first, second = kio.responses[0].partitions
@@ -436,7 +436,7 @@ def test_others_read_our_answers_to_acknowledgements(version: int) -> None:
         shares.GivenPartition(ID.bytes, 2, acknowledge_code=121, acknowledge_message="late"),
         shares.GivenPartition(ID.bytes, 3),
     ]
-    data = b"".join(shares.acknowledge_answer(version, 0, None, 1500, parts))
+    data = b"".join(map(bytes, shares.acknowledge_answer(version, 0, None, 1500, parts)))
     kio = response("share_acknowledge", version, data)
     first, second = kio.responses[0].partitions
     assert (first.partition_index, first.error_code.value, first.error_message) == (2, 121, "late")

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from millstream.log.recovery import Finding
     from millstream.log.segment import Loaded
     from millstream.log.store import Store, Topic
+    from millstream.log.stored import StoredChunk
     from millstream.log.view_snapshot import ViewSnapshot
 
 T = TypeVar("T")
@@ -348,6 +349,17 @@ class LocalEngine:
         except (MillstreamError, OSError) as error:
             return Pending.failed(self._refused(error))
         return self._read_cold(partition, plan)
+
+    def locate(self, id: PartitionId, offset: int, bytes_max: int) -> StoredChunk | None:
+        try:
+            plan = self._running().partition(id).plan_read(offset, bytes_max)
+        except (MillstreamError, OSError):
+            return None
+        found = None if plan is None else plan.locate()
+        if found is not None:
+            self.reads.cached += 1
+            self.reads.bytes += len(found.data)
+        return found
 
     def _read_cold(self, partition: Partition, plan: ReadPlan) -> Pending[Chunk]:
         """In a thread, because the bytes have to come from the device."""

@@ -209,6 +209,10 @@ class MemoryEngine:
         data = b"".join(batch.data for batch in chosen)
         return Pending.of(Chunk(memoryview(data), chosen[-1].next_offset))
 
+    def locate(self, id: PartitionId, offset: int, bytes_max: int) -> None:
+        """Nothing is in a file."""
+        del id, offset, bytes_max
+
     def wait(self, id: PartitionId, offset: int) -> Pending[None]:
         try:
             partition = self._partition(id)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from millstream.log.producers import Producer
     from millstream.log.segment import Chunk
     from millstream.log.store import Topic
+    from millstream.log.stored import StoredChunk
     from millstream.log.view_snapshot import ViewSnapshot
 
     # One batch of an atomic append, with its header when somebody vouches for it.
@@ -124,6 +125,11 @@ class Engine(Protocol):
 
     def read(self, id: PartitionId, offset: int, bytes_max: int) -> Pending[Chunk]:
         """Whole batches from the one that holds the offset; empty at the high watermark."""
+        ...
+
+    def locate(self, id: PartitionId, offset: int, bytes_max: int) -> StoredChunk | None:
+        """What `read` would give, as bytes that lie in a file, for who has the kernel send them
+        from there. None where they have to be read, whatever the reason: `read` says it."""
         ...
 
     def wait(self, id: PartitionId, offset: int) -> Pending[None]:

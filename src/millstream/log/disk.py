@@ -22,6 +22,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
+from millstream.log.residency import residency
+
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
@@ -52,6 +54,11 @@ class Disk(Protocol):
 
     def read_cached(self, file: int, size: int, position: int) -> bytes | bytearray | None:
         """As `read`, but None when the answer would have to wait for the device."""
+        ...
+
+    def can_send(self, file: int, size: int, position: int) -> bool:
+        """Whether the file is one of the system's, whose kernel can send these bytes to a socket
+        without waiting for the device. A disk that cannot tell says no."""
         ...
 
     def write(self, file: int, buffers: Sequence[Buffer], position: int) -> int:
@@ -173,7 +180,14 @@ class SystemDisk:
     """The machine's own file system. Without `follows_links` a file that is a symbolic link is not
     opened, which is ELOOP: for folders into which others may put files."""
 
-    __slots__ = ("_has_nowait", "_open_flags", "_reserve", "_reserve_lock", "_unfilled")
+    __slots__ = (
+        "_has_nowait",
+        "_open_flags",
+        "_reserve",
+        "_reserve_lock",
+        "_residency",
+        "_unfilled",
+    )
 
     def __init__(self, *, follows_links: bool = True) -> None:
         self._open_flags = os.O_CLOEXEC | (0 if follows_links else os.O_NOFOLLOW)
@@ -181,6 +195,7 @@ class SystemDisk:
         self._reserve_lock = threading.Lock()
         # RWF_NOWAIT is Linux's; elsewhere every read may wait, and `read_cached` just reads.
         self._has_nowait = hasattr(os, "RWF_NOWAIT")
+        self._residency = residency()
         # A bytearray whose bytes are whatever was in memory: `preadv` says how many are ours.
         make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)
         self._unfilled: Callable[[None, int], bytearray] = make(
@@ -236,6 +251,9 @@ class SystemDisk:
                 return None
             del buffer[count:]
         return buffer
+
+    def can_send(self, file: int, size: int, position: int) -> bool:
+        return self._residency is not None and self._residency.has_all(file, size, position)
 
     def write(self, file: int, buffers: Sequence[Buffer], position: int) -> int:
         return os.pwritev(file, buffers, position)

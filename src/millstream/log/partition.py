@@ -33,6 +33,7 @@ from millstream.log.segment import (
     seal_job,
 )
 from millstream.log.state import encode_state
+from millstream.log.stored import StoredChunk, locate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,6 +95,13 @@ class ReadPlan:
 
     def run(self, loaded: Loaded, *, cached: bool) -> Chunk:
         return self.segment.read(loaded, self.offset, self.bytes_max, self.end, cached=cached)
+
+    def locate(self) -> StoredChunk | None:
+        """Where the bytes lie, when they are to be had at once."""
+        segment = self.segment
+        if segment.loaded is None:
+            return None
+        return locate(segment, segment.loaded, self.offset, self.bytes_max, self.end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,8 @@ class Call:
     # What the client is told to come back to: where it found us, unless a setting says otherwise.
     here: Address
     peer: str
+    # Whether pieces of its answer may lie in files.
+    takes_files: bool = False
     # Set by a handler that waits for something to come. Called when it may not wait longer,
     # because the client is gone or the broker stops: it then answers with what it has.
     on_hurry: Callable[[], None] | None = None

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, cast
 from millstream.engine.pending import Pending
 from millstream.kinds import Address
 from millstream.listeners.kafka.apis import Call
+from millstream.listeners.kafka.sending import NO_FILE, send, socket_file
 from millstream.observe.logs import get_logger
 from millstream.wire.kafka import frames
 from millstream.wire.kafka.primitives import RequestInvalid, size_of
@@ -193,6 +194,7 @@ class _Slot:
 class Connection(asyncio.BufferedProtocol):
     __slots__ = (
         "_advertised",
+        "_file",
         "_filled",
         "_frame",
         "_here",
@@ -226,6 +228,8 @@ class Connection(asyncio.BufferedProtocol):
         # What its client is told to come back to; None is where it came to.
         self._advertised = advertised
         self._transport: asyncio.Transport | None = None
+        # Of the socket, for answers that go out past the transport.
+        self._file = NO_FILE
         self._here = Address("", 0)
         self._peer = ""
         # Fewer bytes than a size takes; or a request that has its size, and how much of it is here.
@@ -255,6 +259,7 @@ class Connection(asyncio.BufferedProtocol):
         # uvloop's transports are no subclasses of asyncio's.
         self._transport = transport = cast("asyncio.Transport", transport)
         transport.set_write_buffer_limits(UNREAD_BYTES)
+        self._file = socket_file(transport)
         self._here = self._advertised or _place(transport.get_extra_info("sockname"))
         self._peer = str(_place(transport.get_extra_info("peername")))
         self._shared.connections.add(self)
@@ -468,7 +473,8 @@ class Connection(asyncio.BufferedProtocol):
             raise RequestInvalid(f"{api.name} has versions {low} to {high}, not {version}")
         flexible = is_known and version >= api.flexible_from
         body = frame[frames.body_at(frame, header, flexible) :]
-        call = Call(version, header.client_id, body, flexible, self._here, self._peer)
+        takes_files = self._file != NO_FILE
+        call = Call(version, header.client_id, body, flexible, self._here, self._peer, takes_files)
         requests = shared.counts.requests
         requests[api.name] = requests.get(api.name, 0) + 1
         slot = _Slot(api, call, header.correlation_id, len(frame))
@@ -559,7 +565,11 @@ class Connection(asyncio.BufferedProtocol):
         if self._out:
             pieces, self._out = self._out, []
             bytes_out, self._out_bytes = self._out_bytes, 0
-            self._transport.writelines(pieces)
+            try:
+                send(self._transport, self._file, pieces)
+            except OSError as error:
+                log.error("an answer could not be read", peer=self._peer, error=str(error))
+                self.cut()
             if self._is_unread:
                 self._count_unread()
             self._shared.release(bytes_out)

@@ -3,7 +3,8 @@
 Each partition is read up to the high watermark. When all together are fewer bytes than the client
 wants, it waits for more until its deadline. Meanwhile it holds no records: what comes is counted
 only, and read when it is given. What is not in the page cache is read in a thread, and keeps nobody
-else waiting.
+else waiting. Long runs of batches are not read at all, where the connection can have the kernel
+send them from their file.
 
 What is read counts as held by the connections until it is in the answer. When they hold all that
 they may, there is no waiting: who asks gets what there is room for, even nothing. Otherwise the
@@ -14,7 +15,7 @@ have.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from millstream.engine.pending import Pending, follow
 from millstream.errors import MillstreamError, OffsetOutOfRange
@@ -34,7 +35,12 @@ if TYPE_CHECKING:
     from millstream.listeners.kafka.sessions import Session
     from millstream.log.partition import PartitionId
     from millstream.log.segment import Chunk
+    from millstream.log.stored import StoredChunk
     from millstream.wire.kafka.fetch import Given, Part, Request
+    from millstream.wire.kafka.primitives import Piece
+
+    Found: TypeAlias = Chunk | StoredChunk
+    Reading: TypeAlias = Pending[Chunk] | Pending[StoredChunk]
 
 # The longest that a client may ask to wait: whoever asks for more is answered by then.
 WAIT_S_MAX = 300.0
@@ -74,7 +80,7 @@ def _fetch(
     held = _Held(context.shared)
     poll: _Poll | None = None
     try:
-        places = [_Place(context, name, part) for name, part in parts]
+        places = [_Place(context, name, part, call.takes_files) for name, part in parts]
         found = yield from _read(places, held, 0, most)
         if found < wanted and wait_s > 0 and not _is_over(places, held, wanted):
             poll = _Poll(context, call, wait_s)
@@ -88,7 +94,7 @@ def _fetch(
             poll = None
             if dropped:
                 held.drop(places)
-                places = [_Place(context, name, part) for name, part in parts]
+                places = [_Place(context, name, part, call.takes_files) for name, part in parts]
                 yield from _read(places, held, 0, most)
         given = [(place.name, place.given()) for place in places]
         topics = session.answer(given, is_whole=is_whole(request))
@@ -152,11 +158,11 @@ class _Held:
         self._bytes += size
         self._shared.hold(size)
 
-    def through(self, reading: Pending[Chunk], size: int) -> Generator[Pending[Any], Any, Chunk]:
+    def through(self, reading: Reading, size: int) -> Generator[Pending[Any], Any, Found]:
         """While a read is under way, its bytes are held: others must not count on that room."""
         self.hold(size)
         try:
-            chunk: Chunk = yield reading
+            chunk: Found = yield reading
             return chunk
         finally:
             self._bytes -= size
@@ -185,6 +191,7 @@ class _Place:
         "_pieces",
         "_size",
         "_start_offset",
+        "_takes_files",
         "asked",
         "code",
         "id",
@@ -192,10 +199,11 @@ class _Place:
         "position",
     )
 
-    def __init__(self, context: Context, name: str, part: Part) -> None:
+    def __init__(self, context: Context, name: str, part: Part, takes_files: bool) -> None:
         self._context = context
         self._part = part
-        self._pieces: list[memoryview] = []
+        self._takes_files = takes_files
+        self._pieces: list[Piece] = []
         # Bytes, and records, that were found by now, whether they are kept or not.
         self._size = self._messages = 0
         # Bytes that were asked for last.
@@ -224,7 +232,7 @@ class _Place:
         self.code = self._context.code(error)
         self._start_offset = self._high_watermark = wire.NO_OFFSET
 
-    def read(self, room: int, *, is_first: bool) -> Pending[Chunk] | None:
+    def read(self, room: int, *, is_first: bool) -> Reading | None:
         """What comes next; None without anything, or without room for it."""
         id = self.id
         if self.code or id is None:
@@ -242,9 +250,10 @@ class _Place:
         if position >= end or (room <= 0 and not is_first):
             return None
         self.asked = max(room, 1)
-        return engine.read(id, position, self.asked)
+        stored = engine.locate(id, position, self.asked) if self._takes_files else None
+        return engine.read(id, position, self.asked) if stored is None else Pending.of(stored)
 
-    def take(self, chunk: Chunk, room: int, *, is_first: bool) -> int:
+    def take(self, chunk: Found, room: int, *, is_first: bool) -> int:
         """Keep it, unless it is a batch too large that need not be given; the bytes kept."""
         size = len(chunk.data)
         # The first of a partition may be larger than its own limit, if there is room at all.

@@ -31,6 +31,8 @@ from millstream.wire.kafka.primitives import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from millstream.wire.kafka.primitives import Piece
+
 KEY = 1
 VERSIONS = (4, 12)
 FLEXIBLE_FROM = 12
@@ -86,7 +88,7 @@ class Given(NamedTuple):
     high_watermark: int = NO_OFFSET
     start_offset: int = NO_OFFSET
     # Whole batches, in order.
-    records: Sequence[memoryview] = ()
+    records: Sequence[Piece] = ()
 
 
 def read(body: memoryview, version: int) -> Request:

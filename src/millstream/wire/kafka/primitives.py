@@ -14,13 +14,31 @@ from __future__ import annotations
 
 import struct
 from struct import Struct
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+
+class InFile(Protocol):
+    """Bytes that the kernel can send from a file; `read` is for where it does not."""
+
+    @property
+    def file(self) -> int: ...
+
+    @property
+    def position(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def __bytes__(self) -> bytes: ...
+
+    def read(self, start: int) -> bytes: ...
+
+
+Piece: TypeAlias = bytes | memoryview | InFile
 # What a message goes out as: pieces that are written one after the other, never joined.
-Pieces: TypeAlias = "list[bytes | memoryview]"
+Pieces: TypeAlias = list[Piece]
 
 INT16, INT32, INT64 = Struct(">h"), Struct(">i"), Struct(">q")
 VARINT_BYTES_MAX = 5
@@ -177,5 +195,5 @@ def count(number: int, flexible: bool) -> bytes:
     return varint(number + 1) if flexible else INT32.pack(number)
 
 
-def size_of(pieces: Sequence[bytes | memoryview]) -> int:
+def size_of(pieces: Sequence[Piece]) -> int:
     return sum(map(len, pieces))
