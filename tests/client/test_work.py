@@ -326,6 +326,39 @@ async def test_workers_that_stop_release_what_is_not_done(broker: BrokerProcess)
 
 
 @scenario
+async def test_handlers_have_no_more_than_their_time_while_the_broker_is_away(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millstream.client.work.CLOSE_S", 0.1)
+    with BrokerProcess(str(tmp_path)) as broker:
+        broker.wait_until_ready()
+        async with jobs(broker, *"ab") as client:
+            begun, cancelled = asyncio.Event(), asyncio.Event()
+
+            @client.worker("jobs", group="g", prefetch=2, grace_s=0.1)
+            async def handle(message: Leased) -> None:
+                begun.set()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    cancelled.set()
+
+            running = asyncio.ensure_future(client.run_workers())
+            await begun.wait()
+
+            async def all_are_here() -> bool:
+                return len(await leases(client)) == 2
+
+            await until(all_are_here, "one in hand and one that waits")
+            broker.stop(signal.SIGKILL)
+            client.stop_workers()
+            # Less than the half minute for which the release of the other one is tried.
+            async with asyncio.timeout(15):
+                await cancelled.wait()
+                await running
+
+
+@scenario
 async def test_handlers_have_their_time_when_workers_are_cancelled(broker: BrokerProcess) -> None:
     async with jobs(broker, "a") as client:
         begun, may_end = asyncio.Event(), asyncio.Event()

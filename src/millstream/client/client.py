@@ -327,7 +327,7 @@ class AsyncClient:
         self._workers.stop()
 
     def worker_statistics(self) -> list[WorkerStatistics]:
-        """Of the workers that run, in the order in which they were made."""
+        """Of the workers that run, or ran last, in the order in which they were made."""
         return self._workers.statistics()
 
     def stream(self, topic: str) -> TopicStream:

@@ -68,6 +68,7 @@ class Work:
         self._room = asyncio.Event()
         self._leased = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._stopping: asyncio.Task[None] | None = None
         self._error: Exception | None = None
         self._is_ending = False
         self._is_closed = False
@@ -109,10 +110,14 @@ class Work:
 
     async def stop(self) -> None:
         """Take no more, and release what nobody has taken. Leases of what is in hand are kept."""
-        if self._is_ending:
-            return
-        self._is_ending = True
-        self._arrived.set()
+        if self._stopping is None:
+            self._is_ending = True
+            self._arrived.set()
+            self._stopping = asyncio.ensure_future(self._give_back_unseen())
+        # Whoever does not wait for the end of it leaves it to `close`, which does.
+        await asyncio.shield(self._stopping)
+
+    async def _give_back_unseen(self) -> None:
         for task in self._tasks[:1]:
             await _cancel(task)
         unseen, self._buffer = list(self._buffer), deque()
@@ -128,9 +133,9 @@ class Work:
             async with asyncio.timeout(CLOSE_S):
                 await self.stop()
                 await self.settler.close()
-        for task in self._tasks:
-            await _cancel(task)
-        self._is_ending = True
+        for task in (*self._tasks, self._stopping):
+            if task is not None:
+                await _cancel(task)
         self._held.clear()
 
     async def give_back(self, messages: list[Leased]) -> None:

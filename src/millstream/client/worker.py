@@ -15,12 +15,11 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from millstream.client.leases import Leased, Settled, nack_of
 from millstream.client.work import Work
-from millstream.errors import MillstreamError, ParameterInvalid
+from millstream.errors import ParameterInvalid
 from millstream.wire.leases import Settle
 
 Handler: TypeAlias = Callable[[Leased], Awaitable[object]] | Callable[[Leased], object]
@@ -47,7 +46,8 @@ class Release(Exception):
 
 
 class WorkerStatistics(NamedTuple):
-    """What became of messages. `refused` are those whose lease was gone when they were settled."""
+    """What became of messages. `refused` are those whose lease was gone when they were settled, or
+    whose settling did not get to the broker."""
 
     acked: int
     nacked: int
@@ -166,22 +166,28 @@ class Worker:
 
     def _settled(self, future: asyncio.Future[Settled]) -> None:
         self._settling.discard(future)
-        if future.cancelled():
-            return
-        if future.exception() is not None or future.result().error is not None:
+        if (
+            future.cancelled()
+            or future.exception() is not None
+            or future.result().error is not None
+        ):
             self._refused += 1
 
     # ---- the end
 
     async def _wind_up(self, tasks: list[asyncio.Task[None]]) -> None:
-        with suppress(MillstreamError):
-            await self._work.stop()
+        # Giving back needs the broker, which may be away: handlers have their time meanwhile.
+        giving_back = asyncio.ensure_future(self._work.stop())
         _, left = await asyncio.wait(tasks, timeout=self._grace_s)
         for task in left:
             task.cancel()
         if left:
             await asyncio.wait(left)
         await self._work.close()
+        for future in self._settling:
+            # There was no time to say it.
+            future.cancel()
+        await asyncio.gather(giving_back, return_exceptions=True)
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -209,7 +215,6 @@ class Workers:
         finally:
             self.stop()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._running = []
         for task in tasks:
             task.result()
 
