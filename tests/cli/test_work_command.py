@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+import millstream.client
 from broker_process import MILL, PATIENCE_SECONDS, BrokerProcess, plain_environment, wait_until
 from cli_transcripts import mill, replay
 from millstream.client import Client
@@ -103,16 +105,112 @@ def test_a_run_that_takes_longer_than_the_lease_is_no_failure(
         stderr=subprocess.DEVNULL,
     )
 
-    def counts() -> dict[str, Any]:
-        page = httpx.get(broker.url("/v1/reliability/stats")).json()
-        found: dict[str, Any] = page["totals"]
-        return found
-
-    wait_until(lambda: counts()["extended"] >= 4, "the lease to be extended past its time")
+    wait_until(lambda: totals(broker)["extended"] >= 4, "the lease to be extended past its time")
     go_on.touch()
     assert worker.wait(PATIENCE_SECONDS) == 0
-    found = counts()
+    found = totals(broker)
     assert (found["acked"], found["timeouts"], found["delivered"]) == (1, 0, 1)
+
+
+def test_the_last_run_of_a_count_has_all_the_time_that_it_needs(
+    broker: BrokerProcess, client: Client, tmp_path: Path
+) -> None:
+    client.publish("jobs", "slow")
+    go_on = tmp_path / "go-on"
+    program = f"while ! test -e {go_on}; do sleep 0.05; done"
+    command = (*MILL, "work", "jobs", "g", "--visibility", "300ms", "--count", "1")
+    worker = subprocess.Popen(
+        (*command, "--grace", "1ms", "--", "sh", "-c", program),
+        env=plain_environment({"MILLSTREAM_SERVER": broker.url("")}),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    def is_kept_or_over() -> bool:
+        found = totals(broker)
+        return found["extended"] >= 2 or worker.poll() is not None
+
+    wait_until(is_kept_or_over, "the lease to be extended")
+    go_on.touch()
+    _, err = worker.communicate(timeout=PATIENCE_SECONDS)
+    assert (worker.returncode, err) == (0, "1 acked, 0 nacked, 0 rejected, 0 released\n")
+
+
+def test_a_signal_gives_the_last_run_of_a_count_no_more_than_its_time(
+    broker: BrokerProcess, client: Client, tmp_path: Path
+) -> None:
+    client.publish("jobs", "endless")
+    begun = tmp_path / "begun"
+    program = f"touch {begun}; exec sleep 1000"
+    worker = subprocess.Popen(
+        (*MILL, "work", "jobs", "g", "--count", "1", "--grace", "100ms", "--", "sh", "-c", program),
+        env=plain_environment({"MILLSTREAM_SERVER": broker.url("")}),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_until(begun.exists, "the run")
+    worker.send_signal(signal.SIGTERM)
+    _, err = worker.communicate(timeout=PATIENCE_SECONDS)
+    assert (worker.returncode, err) == (0, "0 acked, 0 nacked, 0 rejected, 1 released\n")
+    (again,) = client.receive("jobs", group="g")
+    assert again.deliveries == 1
+
+
+def test_work_that_is_idle_because_the_broker_is_away_is_not_over(tmp_path: Path) -> None:
+    with BrokerProcess(str(tmp_path)) as broker:
+        server = broker.wait_until_ready().url("")
+        with Client(server) as client:
+            client.topics.create("jobs", partitions=1)
+            for value in "abcd":
+                client.publish("jobs", value)
+        begun, go_on, done = (tmp_path / name for name in ("begun", "go-on", "done"))
+        program = f"touch {begun}; while ! test -e {go_on}; do sleep 0.05; done; cat >> {done}"
+        worker = subprocess.Popen(
+            (*MILL, "work", "jobs", "g", "--idle-exit", "50ms", "--", "sh", "-c", program),
+            env=plain_environment({"MILLSTREAM_SERVER": server}),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        wait_until(begun.exists, "the first run")
+        wait_until(lambda: totals(broker)["delivered"] >= 2, "one that waits its turn")
+        broker.stop(signal.SIGKILL)
+        go_on.touch()
+        wait_until(lambda: done.exists() and done.read_text() == "ab", "what was there")
+        with BrokerProcess(str(tmp_path), "--http", server.removeprefix("http://")) as again:
+            again.wait_until_ready()
+            _, err = worker.communicate(timeout=PATIENCE_SECONDS)
+    assert (worker.returncode, err) == (0, "4 acked, 0 nacked, 0 rejected, 0 released\n")
+    assert done.read_text() == "abcd"
+
+
+def test_work_that_is_to_end_when_idle_says_that_there_is_no_broker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    impatient = functools.partial(millstream.client.AsyncClient, retry_s=0.1)
+    monkeypatch.setattr(millstream.client, "AsyncClient", impatient)
+    asked = ("work", "jobs", "g", "--server", "http://127.0.0.1:1", "--idle-exit", "10ms")
+    code, _, err = mill(*asked, "--", "cat")
+    assert code == 1
+    assert "no broker answers at http://127.0.0.1:1" in err
+
+
+def test_what_the_broker_did_not_take_is_not_said_to_be_done(
+    broker: BrokerProcess, client: Client, tmp_path: Path
+) -> None:
+    client.publish("jobs", "a")
+    begun, go_on = tmp_path / "begun", tmp_path / "go-on"
+    program = f"touch {begun}; while ! test -e {go_on}; do sleep 0.05; done"
+    worker = subprocess.Popen(
+        (*MILL, "work", "jobs", "g", "--count", "1", "--", "sh", "-c", program),
+        env=plain_environment({"MILLSTREAM_SERVER": broker.url("")}),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_until(begun.exists, "the run")
+    client.groups.reset("g", "jobs", "earliest")
+    go_on.touch()
+    _, err = worker.communicate(timeout=PATIENCE_SECONDS)
+    assert err == ("1 acked, 0 nacked, 0 rejected, 0 released, 1 of them not taken by the broker\n")
 
 
 def test_a_group_that_is_described_shows_its_leases(client: Client) -> None:
@@ -122,3 +220,9 @@ def test_a_group_that_is_described_shows_its_leases(client: Client) -> None:
     row = out.decode().splitlines()[-1].split()
     assert (code, row[:7]) == (0, ["jobs", "0", "0", "leased", "me", "1", "normal"])
     assert "by lease    1 leased, 0 waiting, 0 ready" in out.decode().splitlines()
+
+
+def totals(broker: BrokerProcess) -> dict[str, Any]:
+    page = httpx.get(broker.url("/v1/reliability/stats")).json()
+    found: dict[str, Any] = page["totals"]
+    return found

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import shutil
 import signal
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, NamedTuple, Optional
 
 import msgspec
 import typer
 
 from millstream.cli.remote import Ca, Server, tls_of
-from millstream.errors import SettingInvalid
+from millstream.errors import MillstreamError, SettingInvalid
 from millstream.kinds import Duration
 from millstream.wire.places import DEFAULT_SERVER
 
@@ -117,7 +119,7 @@ async def _work(server: str, ca: str | None, task: Task) -> None:
         runner = _Runner(client, task)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, client.stop_workers)
+            loop.add_signal_handler(number, runner.stop)
         idle = loop.create_task(runner.stop_when_idle())
         try:
             await client.run_workers()
@@ -126,15 +128,18 @@ async def _work(server: str, ca: str | None, task: Task) -> None:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
         print(runner.summary(), file=sys.stderr)
+        # What it ended with, if it did so before this.
+        with suppress(asyncio.CancelledError):
+            await idle
 
 
 class _Runner:
     def __init__(self, client: AsyncClient, task: Task) -> None:
         self._client = client
         self._task = task
-        self._begun = self._running = 0
-        # As many as were wanted have run.
-        self._is_over = asyncio.Event()
+        self._begun = 0
+        self._runs: set[asyncio.Task[tuple[int, str]]] = set()
+        self._is_stopping = False
         self._counts = dict.fromkeys(("acked", "nacked", "rejected", "released"), 0)
         self._last_s = asyncio.get_running_loop().time()
         # No more is received ahead than is going to run.
@@ -147,44 +152,77 @@ class _Runner:
             concurrency=ahead,
             prefetch=ahead,
             visibility_s=task.visibility_s,
-            grace_s=task.grace_s,
+            # A signal gives programs their time, in `stop`; `--count` gives all that they need.
+            grace_s=math.inf,
         )(self.handle)
 
     def summary(self) -> str:
-        return ", ".join(f"{count:,} {word}" for word, count in self._counts.items())
+        counts = dict(self._counts)
+        # Their records come again, whatever the programs said.
+        unsettled = sum(one.refused for one in self._client.worker_statistics())
+        if unsettled:
+            counts["of them not taken by the broker"] = unsettled
+        return ", ".join(f"{count:,} {word}" for word, count in counts.items())
+
+    def stop(self) -> None:
+        """Begin no more. What runs has its time, and is ended then."""
+        self._client.stop_workers()
+        if not self._is_stopping:
+            self._is_stopping = True
+            asyncio.get_running_loop().call_later(self._task.grace_s, self._end_runs)
+
+    def _end_runs(self) -> None:
+        for run in self._runs:
+            run.cancel()
 
     async def stop_when_idle(self) -> None:
-        """A run in progress is not idle."""
+        """A run in progress is not idle, and a broker that is away does not say that nothing is
+        there: raises when it does not come back."""
         loop = asyncio.get_running_loop()
         while self._task.idle_s is not None:
-            if self._running:
+            if self._runs:
                 self._last_s = loop.time()
             elif loop.time() - self._last_s >= self._task.idle_s:
-                self._client.stop_workers()
-                return
+                begun = self._begun
+                try:
+                    is_more = await self._is_more()
+                except MillstreamError:
+                    self._client.stop_workers()
+                    raise
+                if not is_more and begun == self._begun:
+                    self._client.stop_workers()
+                    return
+                self._last_s = loop.time()
             await asyncio.sleep(min(IDLE_LOOK_S, self._task.idle_s))
+
+    async def _is_more(self) -> bool:
+        """What comes here goes back, and then to where it is waited for."""
+        messages = await self._client.receive(self._task.topic, group=self._task.group)
+        for message in messages:
+            await message.release()
+        return bool(messages)
 
     async def handle(self, message: Leased) -> None:
         from millstream.client import Reject, Release, Retry
 
         task = self._task
+        if self._is_stopping:
+            raise Release
         if task.count_max is not None:
             if self._begun >= task.count_max:
                 raise Release
             if self._begun == task.count_max - 1:
                 self._client.stop_workers()
         self._begun += 1
-        self._running += 1
+        run = asyncio.ensure_future(_run(task.command, message, _environment(task.group, message)))
+        self._runs.add(run)
         try:
-            status, error = await _run(task.command, message, _environment(task.group, message))
+            status, error = await run
         except asyncio.CancelledError:
             self._counts["released"] += 1
-            raise
+            raise Release from None
         finally:
-            self._running -= 1
-            if task.count_max is not None and self._begun >= task.count_max and not self._running:
-                self._is_over.set()
-                self._client.stop_workers()
+            self._runs.discard(run)
         error = error or f"{task.command[0]} ended with {status}"
         if status == 0:
             self._counts["acked"] += 1
