@@ -9,7 +9,8 @@ day and weekday are both limited, either will do. `@hourly`, `@daily`, `@weekly`
 `@yearly` are short for the obvious.
 
 Summer time. A time that the clocks skip runs when they have gone forward. A time that comes twice
-runs the first time, unless the hour is `*`: such a schedule runs each time.
+runs the first time. An hour that begins with `*` follows the clock instead: what is skipped is left
+out, and what comes twice runs twice.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Cron(NamedTuple):
     days: frozenset[int]
     months: frozenset[int]
     weekdays: frozenset[int]
-    # Whether the hour is `*`.
+    # Whether the hour begins with `*`.
     is_hourly: bool
     # Whether a day is right when one of day and weekday is.
     is_either: bool
@@ -142,13 +143,17 @@ def _field(word: str, name: str, least: int, most: int, names: dict[str, int]) -
                 last = first
                 if dash:
                     last = names[last_text] if last_text in names else _number(last_text)
+                    if name == "weekday" and last == 0 < first:
+                        # A week that ends with its Sunday, such as mon-sun.
+                        last = most
                 elif slash:
                     last = most
             if step < 1 or not least <= first <= last <= most:
                 raise ValueError
         except ValueError:
             raise ScheduleInvalid(
-                f"{part!r} is no {name} in cron; take `*`, or {least} to {most}, a range or a list"
+                f"{part!r} is no {name} in cron; take `*`, or {least} to {most}, a list, or a "
+                "range that goes up"
             ) from None
         found.update(range(first, last + 1, step))
     return frozenset(found)
