@@ -270,6 +270,16 @@ def test_a_rate_is_kept(house: House) -> None:
     assert job(house, begun.id).progress.state == "done"
 
 
+def test_the_pace_of_a_job_with_a_rate_is_no_more_than_its_rate(house: House) -> None:
+    bury(house, *(f"v{n}" for n in range(100)))
+    begun = house.done(house.broker.redrive.begin("orders", wish(rate=10)))
+    pass_time(house, 0.001)
+    facts = job(house, begun.id)
+    assert facts.progress.moved > 0
+    assert facts.per_second == 10
+    assert facts.rest_s == pytest.approx((100 - facts.progress.moved) / 10)
+
+
 def test_without_a_rate_no_time_passes(house: House) -> None:
     bury(house, *(f"v{n}" for n in range(1200)))
     done = redrive(house)

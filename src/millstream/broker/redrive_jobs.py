@@ -142,6 +142,9 @@ class Running:
         seen = self.progress.seen - self.seen_before
         moved = self.progress.moved - self.moved_before
         per_second = rest_s = None
+        if self.job.rate is not None:
+            # A first step is quicker than the rate, and those after it wait for that.
+            seconds = max(seconds, moved / self.job.rate)
         if seconds > 0 and seen > 0:
             per_second = (seen if self.job.is_dry_run else moved) / seconds
             rest_s = left * seconds / seen
