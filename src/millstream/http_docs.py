@@ -210,7 +210,8 @@ def _kind(schema: Page, forms: dict[str, Page]) -> str:
             raise ValueError(f"two forms have the title {title}; the page would show one for both")
         return f"[{title}](#{title.lower()})"
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(_kind(one, forms) for one in schema["anyOf"]))
+        kinds = sorted(_choices(schema, forms), key="null".__eq__)
+        return " or ".join(dict.fromkeys(kinds))
     if "enum" in schema:
         return ", ".join(f"`{word}`" for word in schema["enum"])
     kind = schema.get("type")
@@ -230,11 +231,23 @@ def _kind(schema: Page, forms: dict[str, Page]) -> str:
     return words.get(kind, "any JSON") if isinstance(kind, str) else "any JSON"
 
 
+def _choices(schema: Page, forms: dict[str, Page]) -> list[str]:
+    """Of a choice, those of the choices in it as well."""
+    if "anyOf" not in schema:
+        return [_kind(schema, forms)]
+    return [kind for one in schema["anyOf"] for kind in _choices(one, forms)]
+
+
 def _range(schema: Page) -> str:
     least, most = schema.get("minimum"), schema.get("maximum")
     if least is None or most is None or most >= 2**31 - 1:
-        return "" if least in (None, 0) else f" from {least}"
-    return f" from {least:g} to {most:g}" if isinstance(most, float) else f" from {least} to {most}"
+        return "" if least in (None, 0) else f" from {_figure(least)}"
+    return f" from {_figure(least)} to {_figure(most)}"
+
+
+def _figure(number: float) -> str:
+    """A whole number may be written as 1.0, and is to have all its digits."""
+    return str(int(number)) if number == int(number) else f"{number:g}"
 
 
 def _forms(forms: dict[str, Page]) -> str:
@@ -260,7 +273,7 @@ def _form(title: str, schema: Page, forms: dict[str, Page]) -> str:
             fields.setdefault(name, []).append(field)
     for name, kinds in fields.items():
         is_needed = all(name in part.get("required", ()) for part in parts)
-        takes = " or ".join(dict.fromkeys(_kind(one, forms) for one in kinds))
+        takes = _kind({"anyOf": kinds}, forms)
         said = next((text for one in kinds if (text := _described(one))), "")
         needed = "" if is_needed else "May be left out. "
         lines.append(f"| `{name}` | {_cell(takes)} | {needed}{_cell(said)} |")

@@ -35,6 +35,12 @@ def test_two_forms_of_one_title_are_refused() -> None:
         http_docs._kind(shown("Thing", size=text()), forms)
 
 
+def test_numbers_have_all_their_digits_and_null_is_said_once_and_last() -> None:
+    at_most_a_day = {"type": "integer", "minimum": 0.0, "maximum": 86_400_000.0}
+    choice = {"anyOf": [{"type": "null"}, {"anyOf": [at_most_a_day, {"type": "null"}]}]}
+    assert http_docs._kind(choice, {}) == "whole number from 0 to 86400000 or null"
+
+
 def test_every_form_that_is_named_is_described_once() -> None:
     text = page()
     titles = [line[4:].lower() for line in text.splitlines() if line.startswith("### ")]

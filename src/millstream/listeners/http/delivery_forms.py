@@ -125,7 +125,8 @@ def _wish(options: DeliveryOptions) -> Schema:
         (
             "visibility_ms",
             whole(VISIBILITY_MS_MIN, options.visibility_max_ms),
-            "How long they are the worker's own; by default what the topic's setting says.",
+            "How long they are the worker's own; by default what the group's setting says, or else "
+            "the topic's.",
         ),
         ("member", _MEMBER, "Who asks, for the limit of messages in flight."),
         (
@@ -142,6 +143,11 @@ def _wish(options: DeliveryOptions) -> Schema:
 # ---- settling
 
 _OUTCOME: Schema = shown("Settled", outcome=one_of(*get_args(Outcome)))
+_OUTCOME["properties"]["outcome"] |= {
+    "description": "`dead`: it is in the dead letters. `dropped`: its topic has none, so it is "
+    "gone. `parked`: it was a dead letter itself; it stays there, and this group is not given it "
+    "again."
+}
 _OUTCOME["properties"] |= {
     "when_ms": TIME | {"description": "When it comes back, or its lease runs out."}
 }
@@ -389,5 +395,5 @@ PRIORITY = Form(
     ),
     errors=(errors.GroupNameInvalid, *_TOPIC_ERRORS),
     more="For each group that receives by lease; a topic that never used lanes has one, `normal`. "
-    "Rates are those of the last ten seconds.",
+    "Rates are taken every ten seconds, over those ten.",
 )
