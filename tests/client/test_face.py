@@ -58,6 +58,8 @@ def test_the_public_names_are_these() -> None:
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_the_page_says_what_works(number: int, broker: BrokerProcess) -> None:
+    with millstream.client.Client(broker.url("")) as client:
+        client.publish("orders", {"n": 1})
     program = BLOCKS[number].replace("http://127.0.0.1:8080", broker.url(""))
     program = program.replace("Client()", f'Client("{broker.url("")}")')
     done = subprocess.run(

@@ -108,6 +108,7 @@ def test_a_group_whose_records_all_fail_is_named_and_its_dead_letters_pause(v1: 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_the_page_says_what_works(number: int, v1: V1) -> None:
+    v1.publish("orders", {"n": 1})
     program = BLOCKS[number].replace("Client()", f'Client("{v1.broker.url("")}")')
     done = subprocess.run(
         [sys.executable, "-c", program],
