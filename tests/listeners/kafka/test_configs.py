@@ -10,8 +10,9 @@ import pytest
 
 from broker.making import local_house
 from certificates import Pair
+from millstream.broker.topic_settings import UNLIMITED, parse_settings
 from millstream.config import TABLE, load_settings
-from millstream.errors import BatchTooLarge
+from millstream.errors import BatchTooLarge, TopicSettingInvalid
 from millstream.kinds import Address
 from millstream.listeners.kafka.configs import (
     DEFAULT,
@@ -21,6 +22,7 @@ from millstream.listeners.kafka.configs import (
     Config,
     broker_configs,
     describe,
+    read_configs,
     with_http,
 )
 from millstream.listeners.kafka.context import Context
@@ -116,3 +118,36 @@ def test_the_largest_batch_is_described_as_it_is() -> None:
         house.done(house.broker.sealed_batches.append(name, 0, fitting)[0])
         with pytest.raises(BatchTooLarge):
             house.broker.sealed_batches.append(name, 0, larger)
+
+
+CENTURY_MS = 3_155_760_000_000
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most", "has_no_limit"),
+    [
+        ("delete.retention.ms", 0, CENTURY_MS, False),
+        ("max.message.bytes", 1, 64 << 20, False),
+        ("retention.bytes", 64 << 10, 1 << 60, True),
+        ("retention.ms", 1000, CENTURY_MS, True),
+        ("segment.bytes", 64 << 10, 2 << 30, False),
+        ("segment.ms", 1000, CENTURY_MS, False),
+    ],
+)
+def test_a_number_is_refused_with_the_bounds_that_a_config_has_and_in_its_own_words(
+    name: str, least: int, most: int, has_no_limit: bool
+) -> None:
+    for number in (least, most):
+        # Of what is taken here nothing is refused later, in the words of our table.
+        assert [*parse_settings(read_configs({name: str(number)})).values()] == [number]
+    wrong = [str(least - 1), str(most + 1), "2m", "unlimited"]
+    if has_no_limit:
+        assert [*parse_settings(read_configs({name: "-1"})).values()] == [UNLIMITED]
+    else:
+        wrong.append("-1")
+    for text in wrong:
+        with pytest.raises(TopicSettingInvalid) as refused:
+            read_configs({name: text})
+        right = f"a whole number from {least} to {most}"
+        right += ", or -1 for no limit" if has_no_limit else ""
+        assert refused.value.message == f"the config {name} cannot be {text!r}; use {right}"

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 # What a config belongs to.
 TOPIC, BROKER = 2, 4
-# What is to be done with one; the other two are for lists, and we have none with several items.
+# What is to be done with one; the other two are for lists of several items, and we have none.
 SET, DELETE = 0, 1
 # Resources that one request describes, each with some sixty configs: their answer is encoded in one
 # go. And how many of them are described in one turn of the loop.
@@ -201,6 +201,6 @@ def _some_of(topic: Topic, configs: Any) -> dict[str, str | None]:
     changes: dict[str, str | None] = {}
     for one in configs:
         if one.config_operation not in (SET, DELETE):
-            raise _NoResource(f"{one.name} is no list; set it or delete it")
+            raise _NoResource(f"{one.name} has one value here; set it or delete it")
         changes[one.name] = one.value if one.config_operation == SET else None
     return changes

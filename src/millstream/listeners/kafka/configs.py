@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from millstream.broker.topic_settings import TABLE, UNLIMITED
 from millstream.errors import TopicSettingInvalid
+from millstream.kinds import Duration, Size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -59,13 +60,28 @@ class _Row(NamedTuple):
     show: Callable[[object], str]
 
 
-def _read_number(text: str) -> object:
-    if text.strip() == NO_LIMIT:
-        return UNLIMITED
-    try:
-        return int(text)
-    except ValueError:
-        raise _invalid(text, "a whole number") from None
+def _read_number(kind: Size | Duration) -> Callable[[str], object]:
+    """Bounds are looked at here: our table has them in words that Kafka's configs do not take."""
+    if isinstance(kind, Size):
+        least, most, has_no_limit = kind.minimum, kind.maximum, kind.unlimited
+    else:
+        least, most, has_no_limit = kind.minimum_ms, kind.maximum_ms, kind.otherwise == UNLIMITED
+    right = f"a whole number from {least} to {most}"
+    if has_no_limit:
+        right += f", or {NO_LIMIT} for no limit"
+
+    def read(text: str) -> object:
+        if has_no_limit and text.strip() == NO_LIMIT:
+            return UNLIMITED
+        try:
+            number = int(text)
+        except ValueError:
+            raise _invalid(text, right) from None
+        if not least <= number <= most:
+            raise _invalid(text, right)
+        return number
+
+    return read
 
 
 def _show_number(value: object) -> str:
@@ -86,9 +102,12 @@ def _show_word(words: Mapping[str, object]) -> Callable[[object], str]:
 
 
 def _number(name: str, setting: str, kind: int) -> _Row:
-    return _Row(name, setting, kind, _read_number, _show_number)
+    ours = _KINDS[setting]
+    assert isinstance(ours, Size | Duration), setting
+    return _Row(name, setting, kind, _read_number(ours), _show_number)
 
 
+_KINDS = {row.name: row.kind for row in TABLE}
 LARGEST_BATCH = "max.message.bytes"
 _ROWS = (
     _Row("cleanup.policy", "compact", LIST, _read_word(_POLICIES), _show_word(_POLICIES)),
