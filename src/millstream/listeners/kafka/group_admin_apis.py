@@ -186,8 +186,12 @@ def _list(context: Context, call: Call, asked: Any) -> Generator[Pending[Any], A
     Group = ListGroupsResponse.ListedGroup  # noqa: N806  a class
     groups = []
     for one in summaries:
-        state = _state(context, one)
-        kind, protocol_type = _type(context, one), _protocol_type(context, one)
+        kind = _type(context, one)
+        classic = context.broker.classic_groups.facts(one.group)
+        if classic is not None:
+            state, protocol_type = STATES[classic.state], classic.protocol_type
+        else:
+            state, protocol_type = OTHER_STATES[one.state], _protocol_type(context, one)
         if (states and state.lower() not in states) or (types and kind not in types):
             continue
         groups.append(
@@ -196,11 +200,6 @@ def _list(context: Context, call: Call, asked: Any) -> Generator[Pending[Any], A
             )
         )
     return ListGroupsResponse(throttle_time_ms=0, error_code=Code.NONE, groups=groups)
-
-
-def _state(context: Context, summary: GroupSummary) -> str:
-    classic = context.broker.classic_groups.facts(summary.group)
-    return STATES[classic.state] if classic is not None else OTHER_STATES[summary.state]
 
 
 def _protocol(context: Context, summary: GroupSummary) -> GroupProtocol | None:
@@ -214,6 +213,7 @@ def _type(context: Context, summary: GroupSummary) -> str:
 
 
 def _protocol_type(context: Context, summary: GroupSummary) -> str:
+    """Of any but a classic group: those may be of other things than consumers."""
     return SHARE if _protocol(context, summary) == "share" else CONSUMER
 
 

@@ -1,4 +1,4 @@
-"""Groups whose last member left: they stay what they were."""
+"""Groups as Kafka's tools list them: as what they are, and once empty as what they were."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from broker.kafka_members import Classic, kafka_house
 from broker.making import House, local_house
 from millstream.broker.consumer_groups import Beat
 from millstream.broker.share_groups import ShareBeat
@@ -63,3 +64,14 @@ def test_a_consumer_group_whose_last_member_left_is_an_empty_consumer_group(hous
     # Not as one of another kind.
     other = share_apis._described(context_of(house), ids, "g")
     assert other.code == Code.GROUP_ID_NOT_FOUND
+
+
+def test_a_group_of_other_things_than_consumers_is_listed_as_what_it_is() -> None:
+    house = kafka_house()
+    Classic(house, "readers").start()
+    Classic(house, "connectors").start(protocol_type="connect")
+    state = "PreparingRebalance"
+    assert listed(house) == {
+        "readers": ("classic", state, "consumer"),
+        "connectors": ("classic", state, "connect"),
+    }
