@@ -23,6 +23,7 @@ from kafka.protocol.admin import (
 )
 
 from millstream.errors import MillstreamError
+from millstream.listeners.kafka import offsets_topic
 from millstream.listeners.kafka.apis import Api, control
 from millstream.listeners.kafka.codes import message_of
 from millstream.listeners.kafka.configs import OWN_PREFIX
@@ -142,7 +143,7 @@ def elect(context: Context, asked: Any) -> Any:
     Part = Topic.PartitionResult  # noqa: N806  a class
 
     def elected(topic: str, number: int) -> Any:
-        code, message = _is_there(context, topic, number)
+        code, message = _is_listed(context, topic, number)
         if code == Code.NONE:
             code, message = Code.ELECTION_NOT_NEEDED, "this broker leads it, and there is no other"
         return Part(partition_id=number, error_code=code, error_message=message)
@@ -169,7 +170,7 @@ def reassign(context: Context, asked: Any) -> Any:
     Part = Topic.ReassignablePartitionResponse  # noqa: N806  a class
 
     def outcome(topic: str, part: Any) -> Any:
-        code, message = _is_there(context, topic, part.partition_index)
+        code, message = _is_listed(context, topic, part.partition_index)
         if code == Code.NONE:
             code, message = _place(context, part.replicas)
         return Part(partition_index=part.partition_index, error_code=code, error_message=message)
@@ -186,6 +187,13 @@ def reassign(context: Context, asked: Any) -> Any:
             for topic in asked.topics
         ],
     )
+
+
+def _is_listed(context: Context, topic: str, number: int) -> tuple[Code, str | None]:
+    """Clients that mean all topics name each that is listed: Kafka's internal one too."""
+    if topic == offsets_topic.NAME:
+        return offsets_topic.code_of_partition(context, number), None
+    return _is_there(context, topic, number)
 
 
 def _place(context: Context, brokers: list[int] | None) -> tuple[Code, str | None]:
