@@ -357,7 +357,9 @@ _DURABILITY = _section(
         Size(BATCH_BYTES_MIN, GIB),
         str(MIB + 12),
         "The largest batch that is accepted; a larger one is refused with `batch_too_large`. "
-        "The default is that of Kafka: 1 MiB and the 12 bytes before the length field's end.",
+        "The default is that of Kafka: 1 MiB and the 12 bytes before the length field's end. A "
+        "topic takes a batch of one message as large as `topic_message_bytes_max`, or as its own "
+        "`message_bytes_max`, whatever this says: that many bytes and 128.",
     ),
     (
         "bypass_bytes",
