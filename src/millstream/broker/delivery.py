@@ -122,7 +122,7 @@ class Delivery:
             ]
         except MillstreamError as error:
             return Polling.failed(error)
-        polling: Polling[Received] = Polling(lambda: self.give_back(polling.pending.result()))
+        polling: Polling[Received] = Polling(self._take_back)
         if self._has_drained:
             polling.end()
         deadline = self._now() + wait_ms / 1000
@@ -130,6 +130,9 @@ class Delivery:
             lambda one: _pass(one, polling.pending)
         )
         return polling
+
+    def _take_back(self, polling: Polling[Received]) -> None:
+        self.give_back(polling.pending.result())
 
     def bounded(self, receive: Receive) -> Receive:
         """With no more than the settings allow, for callers that may ask for anything."""

@@ -272,7 +272,7 @@ class Groups:
         session.positions.receive(poll.received)
         self._rebalancing.acknowledge(found, session, generation)
         self._rebalancing.commit_when_due(found, session)
-        polling = Polling[Polled](lambda: _give_back(session, polling))
+        polling = Polling[Polled](lambda one: _give_back(session, one))
         session.polling = polling
         deadline = self._clock.monotonic() + wait_ms / 1000
         steps = self._poll(found, session, polling, (count_max, bytes_max, deadline))

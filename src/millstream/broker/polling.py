@@ -31,7 +31,9 @@ class Polling(Generic[T]):
 
     __slots__ = ("_gate", "_give_back", "has_waited", "is_over", "pending")
 
-    def __init__(self, give_back: Callable[[], None]) -> None:
+    def __init__(self, give_back: Callable[[Polling[T]], None]) -> None:
+        """`give_back` is told of this one when it was answered and nobody is there. It must not
+        hold this one: what a poll gave would stay in memory until somebody looks for cycles."""
         self.pending: Pending[T] = Pending()
         # It was ended from outside and has only to answer, without records.
         self.is_over = False
@@ -42,14 +44,14 @@ class Polling(Generic[T]):
 
     @classmethod
     def failed(cls, error: MillstreamError) -> Polling[T]:
-        polling = cls(lambda: None)
+        polling = cls(lambda _: None)
         polling.pending.fail(error)
         return polling
 
     def cancel(self) -> None:
         if self.pending.is_done:
             if self.pending.error is None:
-                self._give_back()
+                self._give_back(self)
         else:
             self.end()
 

@@ -385,17 +385,19 @@ class _Fetching(Polling["ShareFetched"]):
     __slots__ = ("receiving",)
 
     def __init__(self, receiving: list[Polling[Received]]) -> None:
-        super().__init__(self._give_back_all)
+        super().__init__(_give_back_all)
         self.receiving = receiving
-
-    def _give_back_all(self) -> None:
-        for one in self.receiving:
-            one.cancel()
 
     def end(self) -> None:
         super().end()
         for one in self.receiving:
             one.end()
+
+
+def _give_back_all(fetching: Polling[ShareFetched]) -> None:
+    assert isinstance(fetching, _Fetching)
+    for one in fetching.receiving:
+        one.cancel()
 
 
 def _epoch_invalid(group: str, epoch: int) -> ShareSessionEpochInvalid:
