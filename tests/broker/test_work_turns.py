@@ -3,12 +3,15 @@ for who waits for them."""
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 from broker.leasing import house_of, pass_time, publish, receive, values
 from broker.making import House, RefusingDisk, local_house
 from faults.simulated_disk import SimulatedDisk
 from millstream.broker.delivery_values import Delivered, Receive, Received, Settled
+from millstream.broker.polling import Polling
+from millstream.broker.work_turns import Asking
 from millstream.errors import MillstreamError
 
 WISH = Receive(("jobs",), visibility_ms=5_000)
@@ -50,9 +53,9 @@ class Worker:
 
 
 def ask(house: House, count: int, wish: Receive = WISH, group: str = "g") -> list[Worker]:
-    workers = [Worker() for _ in range(count)]
+    workers, asking = [Worker() for _ in range(count)], Asking(group, wish)
     for worker in workers:
-        house.broker.work_turns.receive(worker, group, wish)
+        house.broker.work_turns.receive(worker, asking)
     house.scheduler.run()
     return workers
 
@@ -102,7 +105,7 @@ def test_those_who_ask_otherwise_are_apart() -> None:
     house = house_of()
     publish(house, "a", "b")
     others = Worker()
-    house.broker.work_turns.receive(others, "g", Receive(("nowhere",)))
+    house.broker.work_turns.receive(others, Asking("g", Receive(("nowhere",))))
     (mine,) = ask(house, 1)
     (of_another_group,) = ask(house, 1, group="h")
     assert others.code == "topic_unknown"
@@ -120,9 +123,9 @@ def test_the_limit_of_a_member_is_told_to_those_who_get_nothing() -> None:
 def test_what_nobody_is_there_for_is_given_back() -> None:
     house = house_of()
     publish(house, "a", "b")
-    gone, there = Worker(is_there=False), Worker()
+    gone, there, asking = Worker(is_there=False), Worker(), Asking("g", WISH)
     for worker in (gone, there):
-        house.broker.work_turns.receive(worker, "g", WISH)
+        house.broker.work_turns.receive(worker, asking)
     house.scheduler.run()
     again = receive(house)
     assert values(again) == ["a"]
@@ -150,3 +153,20 @@ def test_a_refused_append_is_told_to_all_and_the_records_come_again() -> None:
     disks[0].is_full = False
     ack(house, first, second)
     assert first.settled_as == second.settled_as == ["disk_full", "acked"]
+
+
+def test_what_was_given_goes_when_the_worker_lets_go_of_it() -> None:
+    """A cycle would keep it, and slow everything down that is made after it."""
+    house = house_of()
+    publish(house, "a", "b")
+    ack(house, *ask(house, 1))
+    gc.collect()
+    gc.disable()
+    try:
+        workers = ask(house, 1)
+        ack(house, *workers)
+        workers.clear()
+        left = [one for one in gc.get_objects() if isinstance(one, Polling | Received)]
+    finally:
+        gc.enable()
+    assert left == []

@@ -42,8 +42,20 @@ class Acker(Protocol):
     def fail(self, error: BaseException) -> None: ...
 
 
+class Asking:
+    """What many receives of a group say in the same words, and who says it in this turn."""
+
+    __slots__ = ("group", "receive", "receivers")
+
+    def __init__(self, group: str, receive: Receive) -> None:
+        """`receive` says neither how many nor how long: one record, if there is one now."""
+        self.group = group
+        self.receive = receive
+        self.receivers: list[Receiver] = []
+
+
 class WorkTurns:
-    __slots__ = ("_acks", "_delivery", "_is_ending", "_receives", "_records_max", "_turns")
+    __slots__ = ("_acks", "_asked", "_delivery", "_is_ending", "_records_max", "_turns")
 
     def __init__(self, delivery: Delivery, turns: Turns, records_max: int) -> None:
         """`records_max` is what one receive gives at most."""
@@ -51,18 +63,15 @@ class WorkTurns:
         self._turns = turns
         self._records_max = records_max
         self._is_ending = False
-        self._receives: dict[tuple[str, Receive], list[Receiver]] = {}
+        self._asked: list[Asking] = []
         # By the group whose receipts are taken; None takes all.
         self._acks: dict[str | None, tuple[list[Settle], list[Acker]]] = {}
 
-    def receive(self, receiver: Receiver, group: str, receive: Receive) -> None:
-        """One record, if there is one now: `receive` says neither how many nor how long."""
-        asked = (group, receive)
-        receivers = self._receives.get(asked)
-        if receivers is None:
-            receivers = self._receives[asked] = []
+    def receive(self, receiver: Receiver, asking: Asking) -> None:
+        if not asking.receivers:
+            self._asked.append(asking)
             self._soon()
-        receivers.append(receiver)
+        asking.receivers.append(receiver)
 
     def ack(self, acker: Acker, receipt: str, group: str | None) -> None:
         """With a group, receipts of others are refused."""
@@ -81,13 +90,15 @@ class WorkTurns:
     def _end_turn(self) -> None:
         self._is_ending = False
         acks, self._acks = self._acks, {}
-        receives, self._receives = self._receives, {}
+        asked, self._asked = self._asked, []
         # Acks first: they make room for what is received.
         for group, (settles, ackers) in acks.items():
             self._settle(group, settles, ackers)
-        for (group, receive), receivers in receives.items():
+        for asking in asked:
+            receivers, asking.receivers = asking.receivers, []
             for at in range(0, len(receivers), self._records_max):
-                self._receive(group, receive, receivers[at : at + self._records_max])
+                several = receivers[at : at + self._records_max]
+                self._receive(asking.group, asking.receive, several)
 
     def _settle(self, group: str | None, settles: list[Settle], ackers: list[Acker]) -> None:
         def done(settled: Pending[list[Settled]]) -> None:

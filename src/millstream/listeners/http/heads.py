@@ -80,10 +80,6 @@ class Known:
         if answer is not None and not isinstance(answer, Later):
             self.answer = answer
 
-    def is_all_of(self, data: bytes) -> bool:
-        """Whether this is a request with this head, and nothing else."""
-        return len(data) == self.size and data.startswith(self.head)
-
 
 def _by_the_route(_: bytes) -> None:
     return None

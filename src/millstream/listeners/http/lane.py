@@ -158,13 +158,11 @@ class LaneProtocol(HttpToolsProtocol):
     # ---- bytes in
 
     def data_received(self, data: bytes) -> None:
-        known = self._known
-        if known is not None and not known.is_all_of(data):
+        known, size = self._known, len(data)
+        if known is not None and (known.size != size or not data.startswith(known.head)):
             # A worker sends two in turn: its receives, and its acks.
             known = self._known_before
-            if known is not None and known.is_all_of(data):
-                self._known, self._known_before = known, self._known
-            else:
+            if known is not None and (known.size != size or not data.startswith(known.head)):
                 known = None
         if known is not None and self._state == IDLE and not self._rest and self._may_serve(known):
             # One request like one of the two before, which is what a busy client sends.
@@ -223,8 +221,10 @@ class LaneProtocol(HttpToolsProtocol):
         """Whether it is this request's turn: nothing is in line, or it may be in line too."""
         if self._running is not None or self._is_write_paused:
             return False
+        if not self._line:
+            return True
         waiting = len(self._line)
-        return not waiting or (
+        return (
             known.begin is not None
             and waiting == self._slots < LINE_REQUESTS_MAX
             and waiting * known.size <= LINE_BYTES_MAX

@@ -13,6 +13,7 @@ import msgspec
 
 from millstream.broker.delivery_values import Receive
 from millstream.broker.group_values import check_group_name
+from millstream.broker.work_turns import Asking
 from millstream.errors import MillstreamError
 from millstream.listeners.http.answers import failure
 from millstream.listeners.http.bodies import UNREADABLE
@@ -65,13 +66,12 @@ class WorkSlot:
         return True
 
     def settled(self, one: Settled) -> None:
-        self._fill(ACKED if one.error is None else settled_answer(one))
+        self.answer = ACKED if one.error is None else settled_answer(one)
+        if self.line is not None:
+            self.line.on_slot(self)
 
     def fail(self, error: BaseException) -> None:
-        self._fill(failure(error) if isinstance(error, MillstreamError) else bug(error))
-
-    def _fill(self, answer: bytes | Answer) -> None:
-        self.answer = answer
+        self.answer = failure(error) if isinstance(error, MillstreamError) else bug(error)
         if self.line is not None:
             self.line.on_slot(self)
 
@@ -79,47 +79,27 @@ class WorkSlot:
 class QuickReceive:
     """Makes the functions; each counts the requests that it takes."""
 
-    __slots__ = ("_known", "_turns")
+    __slots__ = ("_turns",)
 
     def __init__(self, turns: WorkTurns) -> None:
         self._turns = turns
-        self._known: dict[bytes, Receive] = {}
 
     def __call__(self, name: str, query: bytes, headers: Headers, guard: Guard) -> Later | None:
         if query or any(pair == (b"accept", leases.MEDIA) for pair in headers):
             return None
-        known, receive, pages = self._known, self._turns.receive, ReceivedPages(name)
+        receive, pages = self._turns.receive, ReceivedPages(name)
+        known: dict[bytes, Asking] = {}
 
         def take(body: bytes) -> WorkSlot | None:
-            asked = known.get(body) or self._learn(body)
-            if asked is None:
+            asking = known.get(body) or _learn(known, name, body)
+            if asking is None:
                 return None
             slot = WorkSlot(pages)
-            receive(slot, name, asked)
+            receive(slot, asking)
             guard.requests += 1
             return slot
 
         return Later(take)
-
-    def _learn(self, body: bytes) -> Receive | None:
-        """Of what asks for one record, and does not wait."""
-        try:
-            said = _receiving.decode(body)
-        except UNREADABLE:
-            return None
-        if said.limit not in {None, 1} or said.bytes is not None or said.wait_ms:
-            return None
-        asked = Receive(
-            tuple(said.topics),
-            visibility_ms=said.visibility_ms,
-            member=said.member,
-            start=said.start,
-        )
-        if len(body) <= BODY_BYTES_MAX:
-            if len(self._known) >= BODIES_MAX:
-                self._known.clear()
-            self._known[body] = asked
-        return asked
 
 
 class QuickAck:
@@ -151,6 +131,28 @@ class QuickAck:
             return slot
 
         return Later(take)
+
+
+def _learn(known: dict[bytes, Asking], group: str, body: bytes) -> Asking | None:
+    """Of what asks for one record, and does not wait."""
+    try:
+        said = _receiving.decode(body)
+    except UNREADABLE:
+        return None
+    if said.limit not in {None, 1} or said.bytes is not None or said.wait_ms:
+        return None
+    receive = Receive(
+        tuple(said.topics),
+        visibility_ms=said.visibility_ms,
+        member=said.member,
+        start=said.start,
+    )
+    asking = Asking(group, receive)
+    if len(body) <= BODY_BYTES_MAX:
+        if len(known) >= BODIES_MAX:
+            known.clear()
+        known[body] = asking
+    return asking
 
 
 def _is_group_name(name: str) -> bool:
