@@ -95,6 +95,8 @@ def test_every_wrong_value_is_reported_with_what_would_be_right(tmp_path: Path) 
     [
         ({"segment_bytes": "64K"}, "segment_bytes"),
         ({"segment_bytes": "2M", "index_interval_bytes": "4M"}, "index_interval_bytes"),
+        ({"kafka_request_bytes_max": "1M"}, "kafka_request_bytes_max"),
+        ({"message_bytes_max": "2M", "kafka_request_bytes_max": "2M"}, "kafka_request_bytes_max"),
         ({"batch_bytes_max": "8M", "journal_bytes": "4M"}, "journal_bytes"),
         ({"retention_bytes": "1M"}, "retention_bytes"),
         ({"retention_age": "1m"}, "retention_check_interval"),

@@ -61,6 +61,8 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 # The smallest batch limit that still takes a header and a few records.
 BATCH_BYTES_MIN = KIB
+# Of a Kafka request and its batch, beside the records: names, ids, and the batch's own header.
+PRODUCE_OVERHEAD_BYTES = 4 * KIB
 # Index entries hold positions in 32 bits.
 SEGMENT_BYTES_MAX = 2 * GIB
 
@@ -547,6 +549,12 @@ def _reachable(name: str) -> _Check:
     )
 
 
+def _largest_produce(values: Mapping[str, Any]) -> int:
+    """A request of Kafka's that has one batch, of any topic that has no settings of its own."""
+    largest = max(values["batch_bytes_max"], values["message_bytes_max"])
+    return int(largest) + PRODUCE_OVERHEAD_BYTES
+
+
 _CHECKS: tuple[_Check, ...] = (
     (
         "message_bytes_max",
@@ -575,6 +583,13 @@ _CHECKS: tuple[_Check, ...] = (
         lambda v: v["segment_bytes"] >= v["batch_bytes_max"],
         "is smaller than the largest batch, which must fit into one file",
         lambda v: f"use at least batch_bytes_max, {show_size(v['batch_bytes_max'])}",
+    ),
+    (
+        "kafka_request_bytes_max",
+        ("kafka_request_bytes_max", "batch_bytes_max", "message_bytes_max"),
+        lambda v: v["kafka_request_bytes_max"] >= _largest_produce(v),
+        "is smaller than a request with the largest batch, which no client could send",
+        lambda v: f"use at least {show_size(_largest_produce(v))}",
     ),
     (
         "index_interval_bytes",

@@ -138,6 +138,28 @@ def test_what_cannot_be_read_ends_its_connection_alone(data: bytes) -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("data", "spoken"),
+    [
+        (b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03", "TLS; that is spoken at the address of"),
+        (b"GET / HTTP/1.1\r\nhost: a\r\n\r\n", "HTTP; that is spoken at the address of"),
+        (b"\x7f\0\0\0\0\0\0\0\0\0\0", ""),
+    ],
+)
+def test_who_speaks_another_protocol_is_told_of_as_that(data: bytes, spoken: str) -> None:
+    async def scenario() -> None:
+        async with Scene() as scene:
+            client = await scene.connect()
+            client.writer.write(data)
+            assert await client.frame() == b""
+            complaint = scene.shared.complaint
+            assert complaint.startswith("a request says that it has ")
+            assert spoken in complaint
+            assert ("looks like" in complaint) == bool(spoken)
+
+    run(scenario())
+
+
 def test_a_request_as_large_as_allowed_is_served_and_one_byte_more_is_not() -> None:
     async def scenario() -> None:
         message = produce(batch(b"x" * 5000))

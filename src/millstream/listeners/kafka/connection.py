@@ -396,7 +396,8 @@ class Connection(asyncio.BufferedProtocol):
                 break
             size: int = frames.SIZE.unpack_from(data, at)[0]
             if not frames.REQUEST_BYTES_MIN <= size <= self._shared.limits.request_bytes_max:
-                self._refuse(f"a request says that it has {size} bytes")
+                spoken = frames.other_protocol(data[at:])
+                self._refuse(f"a request says that it has {size} bytes{spoken}")
                 break
             begin = at + frames.SIZE_BYTES
             if end - begin < size:

@@ -21,6 +21,9 @@ SIZE_BYTES = 4
 # API key, version, correlation id, length of the client id.
 FIXED = Struct(">hhih")
 REQUEST_BYTES_MIN = FIXED.size
+# How those begin who have come to the wrong address.
+_TLS_HELLO = b"\x16\x03"
+_HTTP_METHODS = (b"GET ", b"HEAD", b"POST", b"PUT ", b"DELE", b"PATC", b"OPTI", b"CONN")
 
 
 class RequestHeader(NamedTuple):
@@ -62,3 +65,13 @@ def response(correlation_id: int, body: Pieces, *, flexible: bool) -> Pieces:
 
 
 _HEAD = Struct(">ii")
+
+
+def other_protocol(start: memoryview) -> str:
+    """What a client seems to speak instead, as the end of a complaint."""
+    first = bytes(start[:4])
+    if first[:2] == _TLS_HELLO:
+        return ", which looks like TLS; that is spoken at the address of the setting kafka_tls"
+    if first in _HTTP_METHODS:
+        return ", which looks like HTTP; that is spoken at the address of the setting http"
+    return ""
