@@ -18,7 +18,7 @@ from typing import Any, Literal
 from millstream.config_delivery import DELIVERY_ROWS
 from millstream.config_file import Problem, read_settings_file
 from millstream.config_groups import GROUP_ROWS
-from millstream.config_kafka import KAFKA_ROWS
+from millstream.config_kafka import KAFKA_ROWS, largest_produce
 from millstream.config_queues import QUEUE_ROWS
 from millstream.config_retention import RETENTION_ROWS
 from millstream.config_staged import STAGED_ROWS
@@ -61,8 +61,6 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 # The smallest batch limit that still takes a header and a few records.
 BATCH_BYTES_MIN = KIB
-# Of a Kafka request and its batch, beside the records: names, ids, and the batch's own header.
-PRODUCE_OVERHEAD_BYTES = 4 * KIB
 # Index entries hold positions in 32 bits.
 SEGMENT_BYTES_MAX = 2 * GIB
 
@@ -549,12 +547,6 @@ def _reachable(name: str) -> _Check:
     )
 
 
-def _largest_produce(values: Mapping[str, Any]) -> int:
-    """A request of Kafka's that has one batch, of any topic that has no settings of its own."""
-    largest = max(values["batch_bytes_max"], values["message_bytes_max"])
-    return int(largest) + PRODUCE_OVERHEAD_BYTES
-
-
 _CHECKS: tuple[_Check, ...] = (
     (
         "message_bytes_max",
@@ -587,9 +579,9 @@ _CHECKS: tuple[_Check, ...] = (
     (
         "kafka_request_bytes_max",
         ("kafka_request_bytes_max", "batch_bytes_max", "message_bytes_max"),
-        lambda v: v["kafka_request_bytes_max"] >= _largest_produce(v),
+        lambda v: v["kafka_request_bytes_max"] >= largest_produce(v),
         "is smaller than a request with the largest batch, which no client could send",
-        lambda v: f"use at least {show_size(_largest_produce(v))}",
+        lambda v: f"use at least {show_size(largest_produce(v))}",
     ),
     (
         "index_interval_bytes",

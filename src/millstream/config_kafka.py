@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from millstream.kinds import Integer, Kind, ListenAddress, Size
 
 _MIB = 1 << 20
+# Of a request and its batch, beside the records: names, ids, and the batch's own header.
+PRODUCE_OVERHEAD_BYTES = 4 << 10
 
 KAFKA_ROWS: tuple[tuple[str, str, Kind, str, str], ...] = (
     (
@@ -85,3 +90,9 @@ KAFKA_ROWS: tuple[tuple[str, str, Kind, str, str], ...] = (
         "always comes whole.",
     ),
 )
+
+
+def largest_produce(values: Mapping[str, Any]) -> int:
+    """A request that has one batch, of any topic that has no settings of its own."""
+    largest = max(values["batch_bytes_max"], values["message_bytes_max"])
+    return int(largest) + PRODUCE_OVERHEAD_BYTES
