@@ -26,9 +26,9 @@ from millstream.broker.snapshots import Snapshots
 from millstream.broker.timers import Timers
 from millstream.broker.topic_settings import TopicDefaults
 from millstream.broker.topics import TopicLimits
-from millstream.broker.turns import LoopTurns
 from millstream.clock import SystemClock
 from millstream.engine.local import LocalEngine, LocalOptions
+from millstream.engine.turns import LoopTurns
 from millstream.log.disk import SystemDisk
 from millstream.log.partition import PartitionSettings
 from millstream.log.snapshot import SnapshotFolder

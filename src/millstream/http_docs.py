@@ -113,6 +113,8 @@ class _NoTurns:
     def soon(self, call: Callable[[], None]) -> None:
         raise AssertionError(call)
 
+    at_end = soon
+
 
 def _never(seconds: float, call: Callable[[], None]) -> Any:
     raise AssertionError(seconds, call)

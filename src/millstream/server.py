@@ -31,10 +31,10 @@ from millstream.broker.staged_values import StagedOptions
 from millstream.broker.timers import Timers
 from millstream.broker.topic_settings import TopicDefaults
 from millstream.broker.topics import TopicLimits
-from millstream.broker.turns import LoopTurns
 from millstream.clock import Clock, SystemClock
 from millstream.engine.collector import calm_collector
 from millstream.engine.local import LocalEngine, LocalOptions
+from millstream.engine.turns import LoopTurns
 from millstream.engine.upkeep import UpkeepSettings
 from millstream.errors import MillstreamError, SettingInvalid, StoreLocked
 from millstream.kinds import Address
@@ -105,13 +105,14 @@ class Listener(Protocol):
     async def stop(self, within_seconds: float) -> None: ...
 
 
-def open_engine(settings: Settings, clock: Clock) -> Engine:
+def open_engine(settings: Settings, clock: Clock, turns: LoopTurns | None = None) -> Engine:
     """The local log on the data directory. It takes the lock when it starts."""
     try:
         os.makedirs(settings.data, mode=0o750, exist_ok=True)
     except OSError as error:
         raise _data_unusable(settings, error) from error
-    return LocalEngine(SystemDisk(), settings.data, clock, engine_options(settings))
+    options = engine_options(settings)
+    return LocalEngine(SystemDisk(), settings.data, clock, options, turns=turns)
 
 
 def queue_limits(settings: Settings) -> QueueLimits:
@@ -327,8 +328,9 @@ class Server:
             open_files=open_files,
         )
         refuse_second_broker(settings.data)
-        engine = open_engine(settings, self._clock)
-        broker = self._make_broker(engine)
+        turns = LoopTurns(asyncio.get_running_loop())
+        engine = open_engine(settings, self._clock, turns)
+        broker = self._make_broker(engine, turns)
         # Bound before recovery, so that an address in use ends the start at once; connections are
         # refused until a listener starts.
         listeners = self._bind_listeners(engine, broker)
@@ -338,7 +340,7 @@ class Server:
             await self._drain(engine, broker, listeners)
         log.info("stopped")
 
-    def _make_broker(self, engine: Engine) -> Broker:
+    def _make_broker(self, engine: Engine, turns: LoopTurns) -> Broker:
         loop = asyncio.get_running_loop()
         return make_broker(
             engine,
@@ -347,7 +349,7 @@ class Server:
             broker_options(self._settings),
             clock=self._clock,
             timers=Timers(self._clock, loop.call_later),
-            turns=LoopTurns(loop),
+            turns=turns,
         )
 
     async def _serve(self, engine: Engine, broker: Broker, listeners: dict[str, Listener]) -> None:

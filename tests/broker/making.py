@@ -17,10 +17,10 @@ from millstream.broker.snapshots import Snapshots
 from millstream.broker.timers import Timers
 from millstream.broker.topic_settings import TopicDefaults
 from millstream.broker.topics import TopicLimits
-from millstream.broker.turns import LoopTurns
 from millstream.clock import Clock, ManualClock, SystemClock
 from millstream.engine.local import LocalEngine, LocalOptions
 from millstream.engine.memory import MemoryEngine
+from millstream.engine.turns import LoopTurns
 from millstream.engine.upkeep import UpkeepSettings
 from millstream.log.disk import SystemDisk
 from millstream.log.partition import PartitionSettings
@@ -30,9 +30,9 @@ from millstream.log.store import StoreOptions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from millstream.broker.turns import Turns
     from millstream.engine.pending import Pending
     from millstream.engine.protocol import Engine
+    from millstream.engine.turns import Turns
     from millstream.log.disk import Disk
 
 T = TypeVar("T")

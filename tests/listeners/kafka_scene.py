@@ -11,8 +11,8 @@ from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
 from kafka.protocol.producer import ProduceRequest, ProduceResponse
 
 from broker.making import loop_broker
-from millstream.broker.turns import LoopTurns
 from millstream.engine.protocol import Engine
+from millstream.engine.turns import LoopTurns
 from millstream.kinds import Address
 from millstream.listeners.kafka.assemble import every_api
 from millstream.listeners.kafka.connection import Limits, Shared

@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from millstream.broker.share_groups import ShareGroups
     from millstream.broker.snapshots import Snapshots
     from millstream.broker.timers import Timers
-    from millstream.broker.turns import Turns
     from millstream.clock import Clock
     from millstream.engine.protocol import Engine
+    from millstream.engine.turns import Turns
 
 
 @dataclass(frozen=True, slots=True)

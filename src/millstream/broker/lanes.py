@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from millstream.broker.topics import Topic, Topics
-    from millstream.broker.turns import Turns
     from millstream.clock import Clock
     from millstream.engine.protocol import Engine
+    from millstream.engine.turns import Turns
 
 LANE_COUNT = len(LANES)
 NORMAL = LANES.index("normal")

@@ -293,7 +293,7 @@ class LeaseJournal:
     def _soon(self) -> None:
         if self._flying is None and not self._is_submitting:
             self._is_submitting = True
-            self._turns.soon(self._submit)
+            self._turns.at_end(self._submit)
 
     def _is_submitted(self, parcel: _Parcel) -> None:
         if parcel is self._gated:

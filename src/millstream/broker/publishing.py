@@ -55,9 +55,9 @@ if TYPE_CHECKING:
     from millstream.broker.schedules import Schedules
     from millstream.broker.topics import Topic, Topics
     from millstream.broker.traffic import TopicTraffic, Traffic
-    from millstream.broker.turns import Turns
     from millstream.clock import Clock
     from millstream.engine.protocol import Engine
+    from millstream.engine.turns import Turns
     from millstream.log.batch import Headers
 
 __all__ = ["Acks", "Outgoing", "Placed", "Published", "Publisher"]
@@ -435,7 +435,7 @@ class Publisher:
     def _begin(self, target: Target) -> None:
         turn = self._turn
         if not turn:
-            self._turns.soon(self._end_turn)
+            self._turns.at_end(self._end_turn)
             self._now_ms = self._clock.wall_ms()
         turn[target] = None
 

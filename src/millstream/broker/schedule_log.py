@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from millstream.broker.schedule_state import ScheduleState
-    from millstream.broker.turns import Turns
     from millstream.clock import Clock
     from millstream.engine.protocol import Engine
+    from millstream.engine.turns import Turns
     from millstream.log.segment import Chunk
 
 # How long the loop is kept by the start before others have a turn.

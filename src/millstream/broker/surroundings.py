@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from millstream.broker.reading import Reader
     from millstream.broker.timers import Timers
     from millstream.broker.topics import Topics
-    from millstream.broker.turns import Turns
     from millstream.broker.views import Views
     from millstream.clock import Clock
+    from millstream.engine.turns import Turns
 
 
 @dataclass(frozen=True, slots=True)

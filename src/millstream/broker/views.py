@@ -27,9 +27,9 @@ from millstream.log.partition import PartitionId, PartitionSettings
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
 
-    from millstream.broker.turns import Turns
     from millstream.clock import Clock
     from millstream.engine.protocol import Engine
+    from millstream.engine.turns import Turns
 
 # A key, and what it now has; None removes it.
 Change: TypeAlias = tuple[bytes, bytes | None]

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from millstream.broker.delivery import Delivery
     from millstream.broker.delivery_values import Delivered, Receive, Settled
-    from millstream.broker.turns import Turns
     from millstream.engine.pending import Pending
+    from millstream.engine.turns import Turns
 
 
 class Receiver(Protocol):
@@ -85,7 +85,7 @@ class WorkTurns:
     def _soon(self) -> None:
         if not self._is_ending:
             self._is_ending = True
-            self._turns.soon(self._end_turn)
+            self._turns.at_end(self._end_turn)
 
     def _end_turn(self) -> None:
         self._is_ending = False

@@ -165,7 +165,7 @@ class Committer:
             return
         self._queue_bytes += operation.size
         if not self._turn:
-            self._scheduler.soon(self._end_turn)
+            self._scheduler.at_end(self._end_turn)
         self._turn.append(operation)
 
     def between_rounds(self, call: Callable[[], None]) -> None:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from millstream.clock import Clock
     from millstream.engine.protocol import Part
+    from millstream.engine.turns import LoopTurns
     from millstream.log.batch import Data, Header
     from millstream.log.disk import Disk
     from millstream.log.partition import Partition, PartitionId, PartitionSettings, ReadPlan
@@ -102,6 +103,7 @@ class LocalEngine:
         "_root",
         "_scheduler",
         "_store",
+        "_turns",
         "_upkeep",
         "_view_files",
         "_waiting",
@@ -115,12 +117,17 @@ class LocalEngine:
         clock: Clock,
         options: LocalOptions,
         scheduler: Scheduler | None = None,
+        *,
+        turns: LoopTurns | None = None,
     ) -> None:
+        """Who gathers appends at the end of a turn passes its `turns`, so that they are done at the
+        end of the same one."""
         self._disk = disk
         self._root = os.path.abspath(root)
         self._clock = clock
         self._options = options
         self._scheduler = scheduler
+        self._turns = turns
         self._view_files: ViewFiles | None = None
         self._loop_scheduler: LoopScheduler | None = None
         self._store: Store | None = None
@@ -143,7 +150,8 @@ class LocalEngine:
     async def start(self) -> None:
         """Recover in a thread, so that the health pages answer meanwhile."""
         if self._scheduler is None:
-            self._loop_scheduler = LoopScheduler(asyncio.get_running_loop())
+            loop = asyncio.get_running_loop()
+            self._loop_scheduler = LoopScheduler(loop, self._turns)
             self._scheduler = self._loop_scheduler
         self._begin(await asyncio.to_thread(self._recover))
 

@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from millstream.engine.child import Children
+from millstream.engine.turns import LoopTurns
 from millstream.log.compaction import CompactionJob, CompactionResult
 from millstream.log.view_snapshot import SnapshotJob, SnapshotResult
 
@@ -32,7 +33,11 @@ class Scheduler(Protocol):
     """`done` is always called on the loop, with a result or an error."""
 
     def soon(self, call: Callable[[], None]) -> None:
-        """At the end of this turn."""
+        """As `Turns.soon`."""
+        ...
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        """As `Turns.at_end`."""
         ...
 
     def later(self, seconds: float, call: Callable[[], None]) -> Cancel: ...
@@ -87,16 +92,16 @@ class SyncThread:
 class LoopScheduler:
     """The running event loop, threads beside it, and child processes."""
 
-    __slots__ = ("_background", "_children", "_loop", "_sync")
+    __slots__ = ("_background", "_children", "_loop", "_sync", "at_end", "soon")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, turns: LoopTurns | None = None) -> None:
+        """With the turns of who gathers for the engine, its work is done at the end of them."""
         self._loop = loop
+        turns = turns or LoopTurns(loop)
+        self.soon, self.at_end = turns.soon, turns.at_end
         self._sync = SyncThread(loop)
         self._background = ThreadPoolExecutor(BACKGROUND_THREADS, "millstream-disk")
         self._children = Children(loop)
-
-    def soon(self, call: Callable[[], None]) -> None:
-        self._loop.call_soon(call)
 
     def later(self, seconds: float, call: Callable[[], None]) -> Cancel:
         return self._loop.call_later(seconds, call)

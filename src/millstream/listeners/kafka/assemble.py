@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from millstream.broker.broker import Broker
-    from millstream.broker.turns import Turns
     from millstream.config import Settings
     from millstream.engine.protocol import Engine
+    from millstream.engine.turns import Turns
     from millstream.kinds import Address
     from millstream.listeners.kafka.apis import Api
     from millstream.listeners.kafka.listener import Door

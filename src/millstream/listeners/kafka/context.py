@@ -13,8 +13,8 @@ from millstream.wire.kafka.codes import Code
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
-    from millstream.broker.turns import Turns
     from millstream.engine.protocol import Engine
+    from millstream.engine.turns import Turns
     from millstream.listeners.kafka.apis import Call
     from millstream.listeners.kafka.configs import Config
     from millstream.listeners.kafka.connection import Shared
