@@ -23,7 +23,9 @@ def test_a_record_appears_later_and_is_cancelled_by_its_place(broker: BrokerProc
         ]
         assert far[2].timestamp_ms == far[3].timestamp_ms == 1_864_540_800_000
         # It is not counted any more while it is on its way to the topic.
-        wait_until(lambda: [one.value for one in client.read("t")] == [b"soon"], "the first to fire")
+        wait_until(
+            lambda: [one.value for one in client.read("t")] == [b"soon"], "the first to fire"
+        )
         assert client.schedules.count("t") == 4
         pending = client.schedules.pending("t")
         assert [(one.partition, one.offset) for one in pending] == [place[:2] for place in far]
