@@ -111,7 +111,8 @@ def test_an_engine_ends_its_turn_with_those_who_gather_for_it(tmp_path: Any) -> 
         await engine.start()
         try:
             own = LoopScheduler(loop, turns)
-            assert own.at_end == engine._scheduler.at_end == turns.at_end  # type: ignore[union-attr]
+            scheduler: Any = engine._scheduler
+            assert own.at_end == scheduler.at_end == turns.at_end
             await own.close()
         finally:
             await engine.stop()
