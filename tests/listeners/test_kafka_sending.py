@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 import uvloop
 
 from listeners.http_scene import run, until
@@ -203,6 +205,29 @@ def test_a_long_fetch_is_sent_from_its_file(
             start = expected.index(records[:100])
             assert records == expected[start : start + len(records)]
             assert 300_000 < len(records) <= 400_000
+
+    run(scenario())
+
+
+def test_with_tls_nothing_goes_past_what_encrypts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("not with TLS")
+
+    monkeypatch.setattr(sending, "_send_now", never)
+    authority = trustme.CA()
+    ours, theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    authority.issue_cert("127.0.0.1").configure_cert(ours)
+    authority.configure_trust(theirs)
+
+    async def scenario() -> None:
+        async with Scene(engine=on_disk(tmp_path / "data"), tls=ours) as scene:
+            expected = await filled(scene)
+            client = await scene.connect(theirs)
+            client.send(fetch(bytes_max=1 << 30), 11)
+            _, fetched = await client.answer(FetchResponse, 11)
+            assert bytes(fetched.responses[0].partitions[0].records) == expected
 
     run(scenario())
 
