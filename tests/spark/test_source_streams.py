@@ -185,6 +185,17 @@ def test_a_topic_that_is_made_again_is_read_anew_when_loss_is_allowed(streams: S
     assert streams.batches[-1] == expected("allowed", 4)
 
 
+def test_a_query_that_named_another_topic_by_mistake_goes_on_with_its_own(streams: Streams) -> None:
+    for topic in ("mine", "mistaken"):
+        make_topic(streams.broker, topic)
+        fill(streams.broker.kafka, (topic, 0), 5)
+    assert streams.run("mine") == [5]
+    with pytest.raises(StreamingQueryException, match="mine is no longer subscribed"):
+        streams.run("mistaken")
+    fill(streams.broker.kafka, ("mine", 0), 3)
+    assert streams.run("mine") == [3]
+
+
 def test_retention_that_overtakes_a_query_is_told_or_skipped(streams: Streams) -> None:
     broker = streams.broker
     make_topic(broker, "overtaken")

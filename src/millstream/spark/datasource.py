@@ -300,7 +300,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._is_too_little(position, end):
                 return start
             end = self._driver.limited(position, end)
-        return start if end == position else end.to_json()
+        if end == position:
+            return start
+        self._driver.require_all(position, end)
+        return end.to_json()
 
     def _is_too_little(self, start: Position, end: Position) -> bool:
         least = self._options.min_offsets

@@ -376,6 +376,13 @@ class Driver:
         mean = sum(found.values()) / len(found) if found else 1.0
         return {part: found.get(part, mean) for part in waiting}
 
+    def require_all(self, start: Position, end: Position) -> None:
+        """DataLost before a micro-batch is in the checkpoint. From then on Spark reads just that
+        batch, and a query that no longer named a topic would fail the same way when it names it
+        again. What may be skipped is skipped, and counted, when the batch is read."""
+        if self.loss.is_failing:
+            self._ranges(start, end)
+
     def waiting(self, start: Position, end: Position) -> int:
         """How many offsets there are to read."""
         begin = self.begin(start, end)
