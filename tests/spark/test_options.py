@@ -101,7 +101,8 @@ WRONG = [
     ({"startingOffsets": '{"t": {"a": 1}}'}, "startingOffsets", "partitions are numbers"),
     ({"startingOffsets": '{"t": {"0": -3}}'}, "startingOffsets", "whole numbers from -2"),
     ({"startingOffsets": '{"t": 5}'}, "startingOffsets", 'write {"t": {"0": 23}}'),
-    ({"startingOffsets": "committed"}, "startingOffsets", "no groupId"),
+    ({"startingOffsets": "committed"}, "startingOffsets", "name one with groupId"),
+    ({"endingOffsets": "earliest"}, "endingOffsets", "use latest"),
     ({"startingTimestamp": "yesterday"}, "startingTimestamp", "a whole number from 0"),
     ({"startingOffsetsByTimestamp": '{"t": {"0": -1}}'}, "startingOffsetsByTimestamp", "from 0"),
     (
@@ -115,6 +116,7 @@ WRONG = [
     ({"valueSchema": "a INT"}, "valueSchema", "set it to json"),
     ({"access": "disk"}, "access", "`auto`, `wire`, `files`"),
     ({"servers": "a:9092, broker"}, "servers", "has 'broker', which is no address; use one such"),
+    ({"servers": "http://a:9092"}, "servers", "has 'http://a:9092', which is no address; use"),
     ({"servers": "a:1", "kafka.bootstrap.servers": "b:1"}, "kafka.bootstrap.servers", "one of"),
     ({"server": "broker:8080"}, "server", "such as http://127.0.0.1:8080"),
     ({"ca": "/nowhere/ca.pem"}, "ca", "no such file"),
@@ -278,6 +280,7 @@ def test_a_table_may_have_options_of_the_sink() -> None:
 
 def test_columns_are_chosen_and_ordered() -> None:
     assert read(columns="offset, KEY").columns == ("offset", "key")
+    assert read(columns="offset, key, KEY").columns == ("offset", "key")
     assert read(columns="key", includeLane="true").columns == ("key", "lane")
     assert read(includeHeaders="true").columns[-1] == "headers"
 

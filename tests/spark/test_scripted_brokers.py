@@ -480,6 +480,16 @@ def test_an_offset_that_is_out_of_range_is_lost_data(
 # ---- times that no record has
 
 
+@pytest.mark.parametrize(("suffix", "start"), [("", "-2"), ("ByTimestamp", "0")])
+def test_who_names_some_partitions_learns_how_to_read_all_of_the_others(
+    scripted: ScriptedKafka, clock: MovedClock, suffix: str, start: str
+) -> None:
+    scripted.make("orders", Log().add(b"a"), Log().add(b"b"))
+    driver = driver_of(scripted, clock, **{f"startingOffsets{suffix}": '{"orders": {"0": 0}}'})
+    with pytest.raises(OptionInvalid, match=f"nothing of orders/1; .*, {start} is its start$"):
+        driver.starting()
+
+
 @pytest.mark.parametrize(
     ("given", "option"),
     [

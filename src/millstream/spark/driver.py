@@ -517,10 +517,10 @@ def _require_same(named: Iterable[Part], there: Iterable[Part], side: str, kind:
     why = f"and says nothing of {show_all(missing)}" if missing else ""
     if extra:
         why = f"{why}, and {show_all(extra)} is not read".lstrip(", ")
-    shown = show_all(named)
+    shown, start = show_all(named), "-2" if kind == "offsets" else "0"
     raise OptionInvalid(
-        f"the option {name} is for {shown}, {why}; name every partition that is read, -2 is its "
-        "start",
+        f"the option {name} is for {shown}, {why}; name every partition that is read, {start} is "
+        "its start",
         option=name,
         value=shown,
     )

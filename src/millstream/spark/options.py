@@ -637,10 +637,10 @@ def _words(value: object) -> tuple[str, ...]:
 
 
 def split_address(address: str) -> tuple[str, int] | None:
-    """Host and port; None when it is no address."""
+    """Host and port; None when it is no address, as a URL is none."""
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not colon or not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
         return None
     return host, int(port)
 

@@ -128,7 +128,9 @@ def _limit(
         if text.lower() == word:
             return Limit(word)
     if text.lower() == "earliest":
-        raise option_invalid(by_offsets, text, "and a batch cannot end at the earliest offset")
+        raise option_invalid(
+            by_offsets, text, "and a batch cannot end at the earliest offset; use latest"
+        )
     right = ", ".join((*words, 'or a JSON object such as {"orders": {"0": 23}}'))
     raise option_invalid(by_offsets, text, f"which is no place to {_VERBS[side]} at; use {right}")
 
@@ -176,9 +178,11 @@ def check_batch(starting: Limit, ending: Limit) -> None:
             "startingOffsets", "latest", "and a batch cannot start at the end; use earliest"
         )
     if starting.kind == "offsets":
-        _refuse("startingOffsets", starting, LATEST, "a batch cannot start at the end (-1)")
+        why = "a batch cannot start at the end (-1); use -2, the start"
+        _refuse("startingOffsets", starting, LATEST, why)
     if ending.kind == "offsets":
-        _refuse("endingOffsets", ending, EARLIEST, "a batch cannot end at the start (-2)")
+        why = "a batch cannot end at the start (-2); use -1, the end"
+        _refuse("endingOffsets", ending, EARLIEST, why)
     if starting.kind == ending.kind and starting.kind in ("offsets", "timestamps"):
         _check_same(starting, ending)
     elif starting.kind in _TIMES and ending.kind in _TIMES:

@@ -89,7 +89,9 @@ def read_source_options(
     ending = ending_limit(given, values)
     if starting.kind == "committed" and group is None:
         raise option_invalid(
-            "startingOffsets", "committed", "and there is no groupId whose offsets are meant"
+            "startingOffsets",
+            "committed",
+            "and there is no groupId whose offsets are meant; name one with groupId",
         )
     if is_stream is False:
         check_batch(starting, ending)
@@ -232,7 +234,7 @@ def _columns(values: Mapping[str, Any]) -> tuple[str, ...]:
             raise part_invalid(
                 "columns", name, f"and there is no such column; use {', '.join(SQL_TYPES)}"
             )
-    named = [by_lower[name.lower()] for name in chosen]
+    named = list(dict.fromkeys(by_lower[name.lower()] for name in chosen))
     return (*named, *(name for name in extra if name not in named))
 
 
