@@ -276,10 +276,14 @@ def test_rows_for_no_topic_are_told_apart() -> None:
         {"value": b"c", "topic": "nowhere"},
         {"value": b"d", "topic": ""},
         {"value": b"e", "topic": "payments", "partition": 9},
+        {"value": b"f", "topic": "a/b"},
+        {"value": b"g", "topic": ".."},
     ]
     encoded = encode(table(rows))
     found = reasons(encoded.bad)
-    assert list(found) == [0, 2, 3, 4]
+    assert list(found) == [0, 2, 3, 4, 5, 6]
+    assert "'a/b' is no topic's name: 1 to 249 of letters" in found[5]
+    assert "'..' is no topic's name" in found[6]
     assert "null" in found[0]
     assert "no topic nowhere" in found[2]
     assert "empty" in found[3]

@@ -199,6 +199,15 @@ def test_where_there_are_no_dead_letters_the_task_fails(topic: str | None) -> No
         stage_rows([rows], chosen, PLACE, Recorder(), lambda: NOW_MS)
 
 
+@pytest.mark.parametrize("topic", [None, "nowhere", "or/ders"])
+def test_of_dead_letters_is_told_only_where_there_are_some(topic: str | None) -> None:
+    names = pa.array([topic], pa.string())
+    rows = pa.RecordBatch.from_arrays([pa.array([b"v"]), names], names=["value", "topic"])
+    with pytest.raises(RowInvalid, match="row 0 of task 3") as caught:
+        stage_rows([rows], sink_options({}, {}, is_stream=True), PLACE, Recorder(), lambda: NOW_MS)
+    assert "onError" not in caught.value.message
+
+
 def test_headers_are_left_out_when_they_are_not_wanted() -> None:
     rows = pa.RecordBatch.from_arrays(
         [pa.array([b"v"]), pa.array([[("n", b"x")]], HEADERS)], names=["value", "headers"]
@@ -237,7 +246,8 @@ def test_columns_of_the_right_types_are_taken() -> None:
     ("fields", "column", "words"),
     [
         ([("key", "string")], "value", "to_json"),
-        ([("value", "bigint")], "value", r"bigint.*binary or string.*CAST\(value AS BINARY\)"),
+        ([("value", "bigint")], "value", r"bigint.*binary or string.*CAST\(value AS STRING\)"),
+        ([("value", "struct<a:int>")], "value", r"binary or string: use to_json\(value\)"),
         ([("value", "void")], "value", "void"),
         ([("value", "string"), ("vlaue", "int")], "vlaue", "did you mean 'value'"),
         ([("value", "string"), ("amount", "int")], "amount", "no column 'amount'; it has key"),

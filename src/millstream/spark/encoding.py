@@ -7,6 +7,7 @@ row's number and why; nothing of a row is looked at one by one unless it is wron
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from millstream.wire.staged import StagedEntry
 
 HORIZON_MS = 10 * 365 * 24 * 60 * 60 * 1000
 HEADER_NAME_BYTES_MAX = 255
+_TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 # One scheduled record.
 SCHEDULE_BYTES_MAX = 32 * 1024 * 1024
 # Of a wrong value, what is said back.
@@ -289,11 +291,18 @@ def _note(faults: dict[int, str], mask: Any, reason: Callable[[int], str]) -> No
         faults.setdefault(row, reason(row))
 
 
+def is_topic_name(topic: str) -> bool:
+    """Whether a topic may have that name, here and with every broker of the Kafka protocol."""
+    return _TOPIC_NAME.fullmatch(topic) is not None and topic not in (".", "..")
+
+
 def _no_topic(topic: str | None) -> str:
     if topic is None:
         return "the topic is null; fill the column topic, or set the option topic"
     if not topic:
         return "the topic is an empty text"
+    if not is_topic_name(topic):
+        return f"{topic!r} is no topic's name: 1 to 249 of letters, digits, `.`, `_` and `-`"
     return f"there is no topic {topic}; create it, or let the broker make topics"
 
 

@@ -21,6 +21,8 @@ COLUMNS = {
 }
 # Rows of the source are written as they were read; what a topic gives them anew is let pass.
 IGNORED = ("offset", "timestampType", "dead_letter")
+# Types of columns that JSON shows as a whole.
+_NESTED = ("array<", "map<", "struct<", "variant")
 # What Spark makes of `lit(None)`.
 NULLS = "void"
 # Only Millstream can keep a record back, or prefer it.
@@ -40,7 +42,7 @@ def check_columns(
         right = COLUMNS[name]
         if kind in right or (kind == NULLS and name != "value"):
             continue
-        raise _invalid(name, f"the column {name} is {kind}; it must be {_cast(name, right)}")
+        raise _invalid(name, f"the column {name} is {kind}; it must be {_cast(name, kind, right)}")
     if "value" not in found:
         raise _invalid(
             "value",
@@ -62,10 +64,15 @@ def check_columns(
             )
 
 
-def _cast(name: str, right: tuple[str, ...]) -> str:
+def _cast(name: str, kind: str, right: tuple[str, ...]) -> str:
     if name == "headers":
         return f"{HEADERS}, with these names inside"
-    return f"{' or '.join(right)}: use CAST({name} AS {right[0].upper()})"
+    shown = " or ".join(right)
+    if right is CONTENT:
+        # Spark makes no bytes of a number by itself.
+        is_nested = kind.startswith(_NESTED)
+        return f"{shown}: use {f'to_json({name})' if is_nested else f'CAST({name} AS STRING)'}"
+    return f"{shown}: use CAST({name} AS {right[0].upper()})"
 
 
 def _hint(name: str) -> str:

@@ -21,7 +21,7 @@ from millstream.client import Client
 from millstream.errors import PartitionUnknown, RowInvalid, TopicExists, TopicUnknown
 from millstream.log.batch import encode
 from millstream.spark.dead_rows import bytes_wanted, dead_entries
-from millstream.spark.encoding import BadRow, Encoder, TopicShape
+from millstream.spark.encoding import BadRow, Encoder, TopicShape, is_topic_name
 from millstream.spark.options import BrokerPlace
 from millstream.spark.sink_options import SinkOptions
 from millstream.wire.dead_letters import dead_letter_topic, is_dead_letter_topic
@@ -99,6 +99,8 @@ class MillstreamBroker:
         return self._shapes[topic]
 
     def _find(self, topic: str) -> TopicShape | None:
+        if not is_topic_name(topic):
+            return None
         try:
             facts = self._client.topics.describe(topic)
         except TopicUnknown:
@@ -190,7 +192,7 @@ def stage_rows(
             entries = encoded.entries
             if encoded.bad:
                 if not options.to_dead_letters:
-                    raise _row_invalid(encoded.bad[0], place)
+                    raise _row_invalid(encoded.bad[0], place, broker)
                 entries += _dead(chunk, encoded.bad, place, broker, now_ms())
                 dead += len(encoded.bad)
             requests.add(entries)
@@ -206,12 +208,22 @@ def shown(chunk: Any, options: SinkOptions) -> Any:
     return chunk.drop_columns(["headers"])
 
 
-def _row_invalid(bad: BadRow, place: TaskPlace) -> RowInvalid:
-    return RowInvalid(
-        f"row {bad.row} of task {place.task}, counted from 0, cannot be written: {bad.reason}. "
-        "With the option onError = deadletter such rows go to the dead letters of their topic",
-        row=bad.row,
-        topic=bad.topic,
+def _row_invalid(bad: BadRow, place: TaskPlace, broker: Broker) -> RowInvalid:
+    what = f"row {bad.row} of task {place.task}, counted from 0, cannot be written: {bad.reason}"
+    if _has_dead_letters(bad.topic, broker):
+        what += (
+            ". With the option onError = deadletter such rows go to the dead letters of their topic"
+        )
+    return RowInvalid(what, row=bad.row, topic=bad.topic)
+
+
+def _has_dead_letters(topic: str | None, broker: Broker) -> bool:
+    """Whether they can take a row of the topic."""
+    return (
+        topic is not None
+        and topic != ""
+        and not is_dead_letter_topic(topic)
+        and broker.shape_of(topic) is not None
     )
 
 
@@ -221,7 +233,7 @@ def _dead(
     entries: list[StagedEntry] = []
     for topic, rows in groupby(sorted(bad, key=_topic_of), key=_topic_of):
         those = list(rows)
-        if not topic or broker.shape_of(topic) is None or is_dead_letter_topic(topic):
+        if not _has_dead_letters(topic, broker):
             first = min(those)
             raise RowInvalid(
                 f"row {first.row} of task {place.task}, counted from 0, cannot be written: "
