@@ -108,9 +108,13 @@ def test_a_field_may_say_when_it_was(spark: SparkSession) -> None:
         order(0, at="2026-11-01T12:02:30Z"),
         order(0, at="some day"),
         order(0),
+        # Numbers that are no time.
+        order(0, at=2**63 - 1),
+        order(0, at=-(2**63)),
+        order(0, at=1e300),
     ]
     found = rolled_up(frame(spark, *rows), Plan(time="at"))
-    assert [(row["at"], row["records"]) for row in windows(found)] == [(0, 2), (120, 2)]
+    assert [(row["at"], row["records"]) for row in windows(found)] == [(0, 5), (120, 2)]
 
 
 def test_a_window_is_a_message_under_what_it_is_grouped_by(spark: SparkSession) -> None:

@@ -32,6 +32,8 @@ KEY = "key"
 DISTINCT_ERROR = 0.02
 # 1 / this is how far off in rank a percentile may be.
 PERCENTILE_ACCURACY = 1000
+# The end of the year 9999. Spark counts in microseconds, which end in the year 294247.
+TIME_MS_MAX = 253_402_300_799_999
 _NAME = re.compile(r"[^0-9A-Za-z]+")
 
 
@@ -104,10 +106,11 @@ def _number(field: str) -> Column:
 
 
 def _time(field: str) -> Column:
-    """ISO 8601, or milliseconds since 1970."""
+    """ISO 8601, or milliseconds since 1970. A number that is no time is null: Spark would fail."""
     text = sql.try_variant_get("json", path(field), "string")
     number = sql.try_variant_get("json", path(field), "long")
-    return sql.coalesce(sql.timestamp_millis(number), sql.try_to_timestamp(text))
+    since_1970 = sql.when(number.between(-TIME_MS_MAX, TIME_MS_MAX), number)
+    return sql.coalesce(sql.timestamp_millis(since_1970), sql.try_to_timestamp(text))
 
 
 def path(field: str) -> str:
