@@ -108,6 +108,36 @@ def test_a_query_that_is_refused_changes_nothing_for_the_one_before(
     assert RunFolder(tmp_path, "sql").read() == done
 
 
+def test_a_field_that_a_topics_own_column_is_called_like_hides_nothing(
+    run: Runner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish(run.broker, "sql-own", [{"key": "ada", "value": {"_key": "other", "n": 1}}])
+    run(sql="SELECT _key, n FROM `sql-own`")
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert [cell.strip() for cell in line.strip("│").split("│")] == ["ada", "1"]
+
+
+def test_of_topics_that_differ_by_case_the_one_that_is_written_is_read(
+    run: Runner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for topic in ("sql_case", "SQL_Case"):
+        publish(run.broker, topic, [{"value": {"where": topic}}])
+    for topic in ("sql_case", "SQL_Case"):
+        run(sql=f"SELECT where FROM {topic}")
+        assert topic in capsys.readouterr().out
+    error = refused(run, sql="SELECT * FROM sql_CASE")
+    assert error.message.startswith("the topics SQL_Case and sql_case differ by case alone")
+
+
+def test_a_number_that_is_text_in_some_records_is_told_of_its_schema(run: Runner) -> None:
+    publish(run.broker, "sql-mixed", [{"value": {"n": 1}}, {"value": {"n": "many"}}])
+    query = {"sql": "SELECT sum(n) AS n FROM `sql-mixed`"}
+    error = refused(run, **query)
+    assert error.message.startswith("[CAST_INVALID_INPUT] The value 'many'")
+    assert "--schema says of which type it is" in error.message
+    assert run(**query, schema="sql-mixed: n INT").state == "finished"
+
+
 def refused(run: Runner, **options: str) -> MillstreamError:
     with pytest.raises(MillstreamError) as caught:
         run("refused", **options)
@@ -139,3 +169,12 @@ def test_what_is_wrong_with_a_query_is_said(run: Runner, tmp_path: Path) -> None
     assert "TOPIC.COLUMN" in refused(run, **where, watermark="at: 1 day").message
     marked = refused(run, **where, to="topic:x", watermark="sql-wrong.when: 1 day")
     assert "'when'" in marked.message
+    marked = refused(run, **where, to="topic:x", watermark="sql-wrong.at: soon")
+    assert "--watermark has 'soon', which is no time" in marked.message
+    assert (
+        "--schema has 'a INTT' for sql-wrong"
+        in refused(run, **where, schema="sql-wrong: a INTT").message
+    )
+    for more in ({}, {"batch": "true"}):
+        keyed = refused(run, **where, **more, to="topic:x", key="whom")
+        assert keyed.message.startswith("--key is 'whom', and the result has no such column; it")

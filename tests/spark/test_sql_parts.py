@@ -40,6 +40,21 @@ def test_topics_are_found_by_their_names(sql: str, found: list[str]) -> None:
     assert names_in(sql, ["orders", "users", "my-users"]) == found
 
 
+@pytest.mark.parametrize(
+    ("sql", "found"),
+    [
+        ("SELECT * FROM Orders", ["Orders"]),
+        ("SELECT * FROM `orders`", ["orders"]),
+        ("SELECT * FROM ORDERS", ["Orders", "orders"]),
+        ("SELECT * FROM orders, Orders", ["Orders", "orders"]),
+    ],
+)
+def test_of_topics_that_differ_by_case_one_that_is_written_as_it_is_counts(
+    sql: str, found: list[str]
+) -> None:
+    assert names_in(sql, ["orders", "Orders"]) == found
+
+
 def ddl(*pages: object) -> str | None:
     return ddl_of(json.dumps(page).encode() for page in pages)
 
@@ -63,6 +78,11 @@ def test_values_that_disagree_find_a_type_that_holds_both() -> None:
 
 def test_names_that_spark_cannot_tell_apart_are_one_column() -> None:
     assert ddl({"id": 1, "ID": "x", "a`b": 2}) == "`id` BIGINT, `a``b` BIGINT"
+
+
+def test_a_field_whose_name_is_taken_is_no_column() -> None:
+    values = [json.dumps({"_Key": 1, "_key": 2, "id": {"_key": 3}}).encode()]
+    assert ddl_of(values, {"_key"}) == "`id` STRUCT<`_key`: BIGINT>"
 
 
 def test_values_that_are_no_objects_have_no_columns() -> None:

@@ -5,7 +5,7 @@ What disagrees becomes text, because text can hold whatever a later value brings
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any, TypeAlias
 
 import msgspec
@@ -18,8 +18,9 @@ FIELDS_MAX = 500
 DEPTH_MAX = 20
 
 
-def ddl_of(values: Iterable[bytes | None]) -> str | None:
-    """Columns for values that are JSON objects; None where most are something else."""
+def ddl_of(values: Iterable[bytes | None], taken: Container[str] = ()) -> str | None:
+    """Columns for values that are JSON objects; None where most are something else. Fields whose
+    names are `taken`, in lower case, are left out."""
     shape: Shape = None
     objects = others = 0
     for value in values:
@@ -36,7 +37,8 @@ def ddl_of(values: Iterable[bytes | None]) -> str | None:
             others += 1
     if objects == 0 or others > objects or not isinstance(shape, dict):
         return None
-    return _columns(shape, " ")
+    left = {name: inner for name, inner in shape.items() if name.lower() not in taken}
+    return _columns(left, " ")
 
 
 def _shape_of(value: object, depth: int) -> Shape:

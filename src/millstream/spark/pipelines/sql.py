@@ -56,6 +56,8 @@ OPTIONS = (
 
 
 def run(context: Context) -> None:
+    from pyspark.errors import PySparkException
+
     options = context.options
     *before, query = _statements(options)
     target = _target(options)
@@ -72,11 +74,21 @@ def run(context: Context) -> None:
     # Not before: a query that is refused changes nothing for the one that was before it.
     if kept is not None:
         keep_columns(kept, columns)
-    if is_batch or not result.isStreaming:
-        write_to(context, result, target, key=options.get("key"))
-        return
-    _start(context, result, target, mode)
-    context.wait()
+    try:
+        if is_batch or not result.isStreaming:
+            write_to(context, result, target, key=options.get("key"))
+            return
+        _start(context, result, target, mode)
+        context.wait()
+    except (PySparkException, PipelineFailed) as error:
+        if "[CAST_INVALID_INPUT]" not in str(error):
+            raise
+        raise PipelineFailed(
+            f"{plain_reason(str(error)).partition(' SQLSTATE')[0]} A field that is not of one type "
+            "in all records is text; --schema says of which type it is, and what does not fit is "
+            "null then",
+            name=context.name,
+        ) from error
 
 
 PIPELINE = Pipeline(
@@ -145,17 +157,51 @@ def _make_views(
     with context.client() as client:
         known = [topic.name for topic in client.topics.list() if not topic.name.startswith("__")]
         named = names_in(sql, known)
+        _require_different(named, sql)
         columns = columns_of(client, named, given, kept)
     for name, text in (("schema", given), ("watermark", marks)):
         for topic in text:
             if topic not in named:
                 context.options.refuse(name, f"is about {topic}, and the query names no such topic")
     for topic in named:
-        try:
-            make_view(context, topic, columns[topic], marks.get(topic), is_batch=kept is None)
-        except KeyError as error:
-            context.options.refuse("watermark", f"names {error}, which {topic} does not have")
+        _make_view(context, topic, columns[topic], marks.get(topic), is_batch=kept is None)
     return known, columns
+
+
+def _require_different(names: list[str], sql: str) -> None:
+    """Spark has one table for names that differ by case alone."""
+    by_lower: dict[str, str] = {}
+    for name in names:
+        other = by_lower.setdefault(name.lower(), name)
+        if other != name:
+            raise SettingInvalid(
+                f"the topics {other} and {name} differ by case alone, and Spark takes them for one "
+                "table; name one of them in a query, written as it is",
+                setting="query",
+                value=sql,
+            )
+
+
+def _make_view(
+    context: Context, topic: str, columns: str, mark: tuple[str, str] | None, *, is_batch: bool
+) -> None:
+    from pyspark.errors import AnalysisException, IllegalArgumentException
+
+    try:
+        make_view(context, topic, columns, mark, is_batch=is_batch)
+    except KeyError as error:
+        context.options.refuse("watermark", f"names {error}, which {topic} does not have")
+    except (AnalysisException, IllegalArgumentException) as error:
+        reason = plain_reason(str(error))
+        if mark is not None and "INTERVAL" in reason:
+            context.options.refuse(
+                "watermark", f"has {mark[1]!r}, which is no time; it takes one such as 10 minutes"
+            )
+        if topic in _pairs(context.options, "schema"):
+            context.options.refuse(
+                "schema", f"has {columns!r} for {topic}, which are no columns: {reason}"
+            )
+        raise
 
 
 def _watermarks(options: Options) -> dict[str, tuple[str, str]]:

@@ -38,9 +38,13 @@ def statements(sql: str) -> list[str]:
 def names_in(sql: str, known: Iterable[str]) -> list[str]:
     """Which of the known names are written in it, as words or between backticks.
 
-    More than needed may be found (a column that is called like a topic), and none is missed.
+    More than needed may be found (a column that is called like a topic), and none is missed. Names
+    have no case, unless they differ by it alone: then one that is written as it is counts.
     """
     bare = _PIECES.sub(lambda piece: piece[0] if piece.lastgroup == "name" else " ", sql)
-    quoted = {name[1:-1].replace("``", "`").lower() for name in re.findall(r"`(?:[^`]|``)*`", bare)}
-    words = {word.lower() for word in re.findall(r"\w+", re.sub(r"`[^`]*`", " ", bare))}
-    return sorted(name for name in known if name.lower() in quoted or name.lower() in words)
+    quoted = {name[1:-1].replace("``", "`") for name in re.findall(r"`(?:[^`]|``)*`", bare)}
+    written = quoted | set(re.findall(r"\w+", re.sub(r"`[^`]*`", " ", bare)))
+    lower = {name.lower() for name in written}
+    found = [name for name in known if name.lower() in lower]
+    exact = {name.lower() for name in found if name in written}
+    return sorted(name for name in found if name in written or name.lower() not in exact)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 from rich.table import Table
 
+from millstream.errors import SettingInvalid
 from millstream.spark.pipelines.context import FORMAT, Context
 from millstream.spark.pipelines.places import query_id
 
@@ -68,6 +69,8 @@ def stream_to(
     is_counted: bool = True,
 ) -> StreamingQuery:
     """Start a query that writes a streaming frame there."""
+    if target.kind == "topic":
+        _require_key(frame, key)
     if target.kind == "topic" and mode != "append":
         # Spark's own way to such a sink is for rows that stay as they are.
         options = context.broker_options() | {"topic": target.where} | (sink_options or {})
@@ -112,6 +115,7 @@ def write_to(
 ) -> None:
     """Write a frame that ends there."""
     if target.kind == "topic":
+        _require_key(frame, key)
         writer = as_records(frame, key).write.format(FORMAT).mode("append")
         writer.options(
             **context.broker_options(), topic=target.where, **(sink_options or {})
@@ -120,6 +124,17 @@ def write_to(
         frame.write.mode("overwrite").parquet(target.where)
     else:
         context.show(show_rows(frame))
+
+
+def _require_key(frame: DataFrame, key: str | None) -> None:
+    # Spark's columns have no case.
+    if key is not None and key.lower() not in {name.lower() for name in frame.columns}:
+        raise SettingInvalid(
+            f"--key is {key!r}, and the result has no such column; it has "
+            f"{', '.join(frame.columns)}",
+            setting="key",
+            value=key,
+        )
 
 
 def as_records(frame: DataFrame, key: str | None = None) -> DataFrame:

@@ -32,6 +32,9 @@ _OWN = (
 )
 
 
+_OWN_NAMES = frozenset(one.rpartition(" ")[2] for one in _OWN)
+
+
 def columns_of(
     client: Client, topics: list[str], given: Mapping[str, str], kept: Path | None
 ) -> dict[str, str]:
@@ -47,7 +50,7 @@ def columns_of(
             known[topic] = given[topic]
         elif topic not in known:
             sample = client.read(topic, last=SAMPLE_RECORDS)
-            known[topic] = ddl_of(record.value for record in sample) or ""
+            known[topic] = ddl_of((record.value for record in sample), _OWN_NAMES) or ""
     return known
 
 
