@@ -6,7 +6,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -287,6 +287,13 @@ def test_a_part_of_an_archive_is_chosen_by_time(scene: Scene) -> None:
     noon = {"since": "2025-11-24T12:00", "until": "2025-11-24T13:00"}
     none = scene.restore("noon", topic="ar-days", to="ar-noon", **noon)
     assert (none.state, none.records) == ("finished", 0)
+
+
+def test_a_restore_ends_and_does_not_go_on(scene: Scene) -> None:
+    given = {"from": scene.lake.url, "topic": "ar-ends", "to": "ar-ended"}
+    settings = replace(scene.settings("ends"), is_continuous=True)
+    with pytest.raises(SettingInvalid, match="leave out --continuous"):
+        run_pipeline(restore.PIPELINE, given, settings, session=scene.spark)
 
 
 def test_a_restore_that_broke_off_goes_on(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

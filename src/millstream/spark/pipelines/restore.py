@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from millstream.errors import ArchiveInvalid, WriterUnknown
+from millstream.errors import ArchiveInvalid, SettingInvalid, WriterUnknown
 from millstream.spark.pipelines.archived import files_of
 from millstream.spark.pipelines.context import FORMAT, Context
 from millstream.spark.pipelines.lake import Entry, Lake
@@ -58,6 +58,12 @@ class Plan(msgspec.Struct):
 
 
 def run(context: Context) -> None:
+    if context.is_continuous:
+        raise SettingInvalid(
+            "restore writes what the archive has now, and ends; leave out --continuous",
+            setting="continuous",
+            value="true",
+        )
     options = context.options
     lake = Lake.at(options["from"])
     lake.finish_all()
