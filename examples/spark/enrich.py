@@ -3,7 +3,8 @@
     mill pipeline run examples/spark/enrich.py:enrich
 
 Orders are a stream, customers a table: the newest record of each key in the topic `customers`. The
-table is read anew for each micro-batch. An order whose customer is unknown goes through without.
+table is read anew for each micro-batch. An order whose customer is unknown goes through without;
+what is no JSON object is no order, and is left out.
 """
 
 from pyspark.sql import DataFrame
@@ -29,7 +30,8 @@ def enrich(orders: DataFrame, context: Context) -> DataFrame:
         newest.alias("known")
     )
     return (
-        orders.select("value.*")
+        orders.where("value IS NOT NULL")
+        .select("value.*")
         .join(customers, "customer", "left")
         .select("customer", "id", "total", "known.name", "known.country")
     )

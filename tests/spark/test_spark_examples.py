@@ -67,15 +67,18 @@ def test_orders_know_their_customers(
             {"key": "c1", "value": {"name": "Ada", "country": "UK"}},
         ],
     )
-    orders = [
+    orders: list[dict[str, object]] = [
         {"value": {"id": 1, "customer": "c1", "total": 2.5}},
         {"value": {"id": 2, "customer": "c9", "total": 1.0}},
+        {"value": "no order"},
+        {"key": "c1", "value": None},
     ]
     publish(broker, "ex-orders", orders)
     wanted = {"source": "ex-orders", "to": "topic:ex-enriched"}
     run("enrich", spark, broker, tmp_path, **wanted)
-    found = {one.key: one.json() for one in read_all(broker, "ex-enriched")}
-    assert found == {
+    enriched = read_all(broker, "ex-enriched")
+    assert len(enriched) == 2
+    assert {one.key: one.json() for one in enriched} == {
         b"c1": {"customer": "c1", "id": 1, "total": 2.5, "name": "Ada", "country": "UK"},
         b"c9": {"customer": "c9", "id": 2, "total": 1.0},
     }
