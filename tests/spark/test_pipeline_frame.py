@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 OWN = '''
-from millstream.spark.pipelines import pipeline
+from millstream.spark.pipelines import Option, pipeline
 
 @pipeline(source="orders", sink="totals")
 def totals(orders):
@@ -46,6 +46,19 @@ def totals(orders):
     return orders.groupBy("key").count()
 
 def plain(orders):
+    return orders
+
+@pipeline(source="orders", sink="totals")
+def nothing(orders):
+    orders.count()
+
+@pipeline(source="orders", options=[Option("above", "From [which] on.", default="7")])
+def styled(orders):
+    """What is [/left] of them."""
+    return orders
+
+@pipeline(source="orders", options=[Option("name", "Whose.")])
+def named(orders):
     return orders
 '''
 
@@ -180,6 +193,7 @@ def test_options_have_defaults_and_meanings() -> None:
         ({"topics": "a", "speed": "1"}, None, "--speed does not exist here; there are topics"),
         ({"topics": "a"}, lambda o: o["count"], "--count is needed: How many."),
         ({"topics": "a", "count": "x"}, lambda o: o.number("count"), "takes a whole number"),
+        ({"topics": "a", "count": "--5"}, lambda o: o.number("count"), "takes a whole number"),
         ({"topics": "a", "count": "1"}, lambda o: o.number("count", minimum=2), "from 2 on"),
         ({"topics": "a", "window": "5"}, lambda o: o.duration_ms("window"), "has no unit"),
         ({"topics": "a", "dry": "maybe"}, lambda o: o.is_on("dry"), "takes true or false"),
@@ -494,6 +508,30 @@ def test_the_command_lists_and_tells(tmp_path: Path, own: str) -> None:
     assert (code, "takes NAME=VALUE" in err) == (2, True)
     code, _, err = mill("pipeline", "run", "nothing")
     assert (code, err.startswith("mill: pipeline_unknown:")) == (1, True)
+
+
+def test_help_shows_what_stands_in_brackets(own: str) -> None:
+    code, out, _ = mill("pipeline", "run", f"{own}:styled", "--help")
+    assert code == 0
+    for text in ("What is [/left] of them.", "From [which] on. [default: 7]"):
+        assert text in out.decode()
+    code, out, _ = mill("pipeline", "run", "rollup", "--help")
+    assert "The topics to read. [needed]" in out.decode()
+
+
+def test_an_option_that_is_called_like_a_flag_of_all_pipelines_is_refused(own: str) -> None:
+    code, _, err = mill("pipeline", "run", f"{own}:named", "--help")
+    assert code == 1
+    assert "the pipeline named has an option 'name', and there is a flag --name already" in err
+
+
+def test_a_function_that_answers_no_frame_is_named(own: str) -> None:
+    frame = SimpleNamespace(count=int)
+    context = SimpleNamespace(
+        options=Options((), {}), name="x", is_continuous=False, read=lambda *_, **__: frame
+    )
+    with pytest.raises(PipelineInvalid, match="nothing answers NoneType, and a pipeline answers a"):
+        find(f"{own}:nothing").run(cast("Context", context))
 
 
 def test_status_shows_every_run(tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 import typer.main
+from rich.markup import escape
 from typer.core import TyperGroup
 
 from millstream.cli.printing import print_json, print_table, show_time
 from millstream.cli.remote import Ca, Server
-from millstream.errors import MillstreamError, SettingInvalid
+from millstream.errors import MillstreamError, PipelineInvalid, SettingInvalid
 from millstream.spark.pipelines.registry import BUILT_IN, Option, Pipeline, find
 from millstream.wire.places import DEFAULT_SERVER
 
@@ -196,9 +197,28 @@ Conf = Annotated[
 
 def command_of(pipeline: Pipeline, shown_name: str) -> Any:
     """The command that runs it: flags that all have, and those of its own."""
+    _require_own_names(pipeline)
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    single.command(shown_name, help=pipeline.help)(_runner(pipeline))
+    # What stands in brackets would be taken for a style.
+    single.command(shown_name, help=escape(pipeline.help))(_runner(pipeline))
     return typer.main.get_command(single)
+
+
+def _require_own_names(pipeline: Pipeline) -> None:
+    """Of two flags of one name, nobody could say which was meant."""
+    common = inspect.signature(_settings, eval_str=True).parameters.values()
+    parameters = (*common, *_OUTPUT)
+    # Of what typer is told of a flag, its name is the first.
+    taken = {one.annotation.__metadata__[0].default for one in parameters}
+    for option in pipeline.options:
+        flag = f"--{option.name}"
+        if flag in taken:
+            raise PipelineInvalid(
+                f"the pipeline {pipeline.name} has an option {option.name!r}, and there is a flag "
+                f"{flag} already; give it another name",
+                pipeline=pipeline.name,
+            )
+        taken.add(flag)
 
 
 def _runner(pipeline: Pipeline) -> Callable[..., None]:
@@ -309,7 +329,7 @@ def _flag(field: str, option: Option) -> inspect.Parameter:
     flag = typer.Option(
         f"--{option.name}",
         metavar=None if option.is_switch else option.metavar,
-        help=text,
+        help=escape(text),
         rich_help_panel="This pipeline",
     )
     return inspect.Parameter(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from millstream.errors import PipelineInvalid
 from millstream.spark.pipelines.context import Context
 from millstream.spark.pipelines.registry import FrameRecipe, Option
 from millstream.spark.pipelines.targets import MODES, Target, stream_to, target_of, write_to
@@ -38,6 +39,12 @@ def run_recipe(recipe: FrameRecipe, context: Context) -> None:
     frames = [read(topic, **recipe.source_options) for topic in sources]
     more = {"context": context} if recipe.wants_context else {}
     result = recipe.function(*frames, **more)
+    if not hasattr(result, "isStreaming"):
+        raise PipelineInvalid(
+            f"{recipe.function.__name__} answers {type(result).__name__}, and a pipeline answers a "
+            "DataFrame",
+            pipeline=context.name,
+        )
     if is_batch or not result.isStreaming:
         write_to(context, result, target, key=key, sink_options=dict(recipe.sink_options))
         return

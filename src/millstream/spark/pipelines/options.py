@@ -60,7 +60,7 @@ class Options(Mapping[str, str]):
 
     def number(self, name: str, *, minimum: int = 0) -> int:
         text = self[name]
-        if not text.lstrip("-").isdecimal() or int(text) < minimum:
+        if not text.removeprefix("-").isdecimal() or int(text) < minimum:
             self.refuse(name, f"is {text!r}; it takes a whole number from {minimum} on")
         return int(text)
 
