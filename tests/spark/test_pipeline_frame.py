@@ -25,6 +25,7 @@ from millstream.errors import (
 from millstream.spark.pipelines import Context, Option, Pipeline, running
 from millstream.spark.pipelines.context import Watched, left_between, plain_reason
 from millstream.spark.pipelines.options import Options
+from millstream.spark.pipelines.places import query_id
 from millstream.spark.pipelines.progress import LINE_S, LineProgress
 from millstream.spark.pipelines.registry import BUILT_IN, find
 from millstream.spark.pipelines.running import RunSettings, run_pipeline, say_errors_once
@@ -335,6 +336,37 @@ def test_two_names_do_not_share_a_checkpoint_at_a_time(
     assert RunFolder(tmp_path, "other").read() == done
 
 
+def test_a_checkpoint_may_be_a_folder_as_spark_writes_it(
+    nobodys: SparkSession, tmp_path: Path
+) -> None:
+    one = RunSettings(folder=tmp_path, name="one", checkpoint=str(tmp_path / "shared"))
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "metadata").write_text('{"id": "17"}', encoding="utf-8")
+
+    def run(_: Context) -> None:
+        for begin in ("file:", "file://"):
+            checkpoint = f"{begin}{tmp_path}/shared"
+            assert query_id(checkpoint) == "17"
+            other = RunSettings(folder=tmp_path, name="other", checkpoint=checkpoint)
+            with pytest.raises(PipelineRunning, match="another run has the checkpoint file:"):
+                run_pipeline(doing(lambda _: None), {}, other, session=nobodys)
+
+    run_pipeline(doing(run), {}, one, session=nobodys)
+
+
+@pytest.mark.parametrize("flag", ["checkpoint", "dir"])
+def test_a_folder_that_cannot_be_one_is_named_with_its_flag(
+    nobodys: SparkSession, tmp_path: Path, flag: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_text("no folder", encoding="utf-8")
+    settings = RunSettings(folder=path)
+    if flag == "checkpoint":
+        settings = RunSettings(folder=tmp_path, checkpoint=str(path))
+    with pytest.raises(SettingInvalid, match=f"--{flag} is '{path}', and .* cannot be made or wr"):
+        run_pipeline(doing(lambda _: None), {}, settings, session=nobodys)
+
+
 @pytest.mark.parametrize("checkpoint", ["s3a://lake/checkpoint", "dbfs:/lake/checkpoint"])
 def test_a_checkpoint_that_is_a_url_makes_no_folder_here(
     nobodys: SparkSession,
@@ -446,6 +478,11 @@ def test_what_is_left_is_between_the_positions() -> None:
 def test_reasons_are_sentences() -> None:
     ours = "Traceback…\n  File x\nmillstream.errors.TopicUnknown: there is no topic x\n\tat org.a\n"
     assert plain_reason(ours) == "there is no topic x"
+    javas = (
+        "An error occurred while calling o1.parquet.\n: java.io.IOException: disk full\n\tat a.b\n"
+    )
+    assert plain_reason(f"py4j.protocol.Py4JJavaError: {javas}") == "IOException: disk full"
+    assert plain_reason(javas) == "IOException: disk full"
     sparks = "[TABLE_NOT_FOUND] The table `x` is not there; line 1\n\tat org.apache\n\tat org.b\n"
     assert plain_reason(sparks) == "[TABLE_NOT_FOUND] The table `x` is not there; line 1"
 

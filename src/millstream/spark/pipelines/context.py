@@ -331,7 +331,9 @@ def plain_reason(text: str) -> str:
         return str(ours[-1]).strip()
     for noise in _NOISE:
         text = noise.sub("", text)
-    python = re.findall(r"^(?:\w+\.)*(\w*(?:Error|Exception)): (.+)$", text, re.MULTILINE)
-    if python and "Traceback" in text:
+    # What Java said comes below py4j's sentence, after a colon.
+    named = r"^(?:: )?(?:\w+\.)*(\w*(?:Error|Exception)): (.+)$"
+    python = re.findall(named, text, re.MULTILINE)
+    if python and ("Traceback" in text or "occurred while calling" in text):
         return f"{python[-1][0]}: {python[-1][1]}"
     return text.strip()

@@ -12,7 +12,8 @@ from pyarrow import fs
 
 def opened(where: str) -> tuple[str, Any, str]:
     """A folder's URL for Spark, its file system for pyarrow, and its path there."""
-    if "://" in where:
+    # Spark's own `file:/folder` and `hdfs:/folder` are URLs too.
+    if ":/" in where:
         # Spark's name of S3, and everybody else's.
         files, root = fs.FileSystem.from_uri(where.replace("s3a://", "s3://", 1))
         return where.rstrip("/"), files, root.rstrip("/")

@@ -14,12 +14,15 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
 from millstream.errors import PipelineInvalid, PipelineRunning, SettingInvalid
 
 DEFAULT_FOLDER = "pipelines"
+# How Spark writes folders of its own machine.
+_FILE_URL = re.compile(r"^file:(//)?(?=/)")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -61,12 +64,11 @@ class Status(msgspec.Struct):
 def checkpoint_locked(checkpoint: str | None, name: str) -> Iterator[None]:
     """Nobody else runs with this checkpoint, under whatever name. Of one that is no folder of this
     machine nobody can say."""
-    if checkpoint is None or ":/" in checkpoint:
+    local = _FILE_URL.sub("", checkpoint or "")
+    if checkpoint is None or ":/" in local:
         yield
         return
-    path = Path(checkpoint)
-    path.mkdir(parents=True, exist_ok=True)
-    with open(path / "lock", "a", encoding="utf-8") as lock:
+    with _lock_file(Path(local), "checkpoint", checkpoint) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -76,6 +78,19 @@ def checkpoint_locked(checkpoint: str | None, name: str) -> Iterator[None]:
                 name=name,
             ) from error
         yield
+
+
+def _lock_file(folder: Path, flag: str, shown: str) -> IO[str]:
+    """The file that is locked, in a folder that is made for it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return open(folder / "lock", "a", encoding="utf-8")
+    except OSError as error:
+        raise SettingInvalid(
+            f"--{flag} is {shown!r}, and {folder} cannot be made or written: {error.strerror}",
+            setting=flag,
+            value=shown,
+        ) from error
 
 
 class RunFolder:
@@ -95,8 +110,7 @@ class RunFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Nobody else runs under this name: two runs would tear one checkpoint."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / "lock", "a", encoding="utf-8") as lock:
+        with _lock_file(self.path, "dir", str(self.path.parent)) as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
