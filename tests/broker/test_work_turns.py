@@ -6,12 +6,14 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+import pytest
+
 from broker.leasing import house_of, pass_time, publish, receive, values
 from broker.making import House, RefusingDisk, local_house
 from faults.simulated_disk import SimulatedDisk
 from millstream.broker.delivery_values import Delivered, Receive, Received, Settled
 from millstream.broker.polling import Polling
-from millstream.broker.work_turns import Asking
+from millstream.broker.work_turns import Asking, WorkTurns
 from millstream.errors import MillstreamError
 
 WISH = Receive(("jobs",), visibility_ms=5_000)
@@ -170,3 +172,23 @@ def test_what_was_given_goes_when_the_worker_lets_go_of_it() -> None:
     finally:
         gc.enable()
     assert left == []
+
+
+def test_a_turn_that_fails_takes_nothing_of_the_next_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    house = house_of()
+    publish(house, "a")
+    turns = house.broker.work_turns
+    first, second = Asking("g", WISH), Asking("h", WISH)
+    with monkeypatch.context() as broken:
+        broken.setattr(WorkTurns, "_receive", lambda *_: 1 // 0)
+        for asking in (first, second):
+            turns.receive(Worker(), asking)
+        with pytest.raises(ZeroDivisionError):
+            house.scheduler.run()
+    workers = [Worker(), Worker()]
+    for worker, asking in zip(workers, (first, second), strict=True):
+        turns.receive(worker, asking)
+    house.scheduler.run()
+    assert [one.value for one in workers] == ["a", "a"]

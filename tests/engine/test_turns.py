@@ -84,6 +84,10 @@ def _fail() -> None:
     raise ZeroDivisionError
 
 
+def _cancel() -> None:
+    raise asyncio.CancelledError
+
+
 def test_one_that_fails_is_told_of_and_keeps_no_other_from_its_turn(
     in_loop: Callable[[Coroutine[Any, Any, None]], None],
 ) -> None:
@@ -94,9 +98,11 @@ def test_one_that_fails_is_told_of_and_keeps_no_other_from_its_turn(
         for again in range(2):
             done = loop.create_future()
             turns.at_end(_fail)
+            turns.at_end(_cancel)
             turns.at_end(lambda done=done: done.set_result(None))  # type: ignore[misc]
             await done
-            assert [type(one) for one in errors] == [ZeroDivisionError] * (again + 1)
+            both = [ZeroDivisionError, asyncio.CancelledError]
+            assert [type(one) for one in errors] == both * (again + 1)
 
     in_loop(scenario())
 

@@ -18,7 +18,7 @@ from listeners.http_scene import run, until
 from listeners.kafka_scene import T0, FetchResponse, Scene, fetch
 from millstream.clock import SystemClock
 from millstream.engine.local import LocalEngine, LocalOptions
-from millstream.listeners.kafka import sending
+from millstream.listeners.kafka import connection, sending
 from millstream.listeners.kafka.sending import send, socket_file
 from millstream.log import batch as batches
 from millstream.log.disk import SystemDisk
@@ -246,6 +246,39 @@ def test_a_client_that_reads_slowly_gets_all_of_it_in_order(tmp_path: Path) -> N
                 assert correlation_id == number
                 assert bytes(fetched.responses[0].partitions[0].records) == expected
             assert scene.shared.buffer_bytes == 0
+
+    run(scenario())
+
+
+def test_one_who_asks_for_much_at_once_does_not_keep_the_others_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "SENT_BYTES_MAX", 1 << 20)
+
+    async def scenario() -> None:
+        async with Scene(engine=on_disk(tmp_path / "data")) as scene:
+            expected = await filled(scene)
+            client = await scene.connect()
+            # As if the kernel took whatever it is given.
+            monkeypatch.setattr(sending, "_send_now", lambda *_: [])
+            request = fetch(bytes_max=1 << 30)
+            request.with_header(1, "test")
+            many = bytes(request.encode(version=11, header=True, framed=True)) * 30
+            client.writer.write(many)
+            served: list[int] = []
+
+            def look() -> None:
+                count = scene.requests("Fetch")
+                if not served or served[-1] != count:
+                    served.append(count)
+                if count < 30:
+                    asyncio.get_running_loop().call_soon(look)
+
+            look()
+            await until(lambda: scene.requests("Fetch") == 30, "all of them")
+            # Others had a turn after each that was long.
+            assert len(served) > 10
+            assert len(expected) > 1 << 20
 
     run(scenario())
 

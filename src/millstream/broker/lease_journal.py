@@ -439,7 +439,8 @@ class LeaseJournal:
         if self._waiting:
             if parcel.has_states:
                 # States are many bytes: others have a turn.
-                self._soon()
+                self._is_submitting = True
+                self._turns.soon(self._submit)
             else:
                 # At once: these have waited for a round already.
                 self._submit()

@@ -90,12 +90,15 @@ class WorkTurns:
     def _end_turn(self) -> None:
         self._is_ending = False
         acks, self._acks = self._acks, {}
-        asked, self._asked = self._asked, []
+        asked = [(one, one.receivers) for one in self._asked]
+        self._asked = []
+        # All of them before anything is called: whatever fails, they are gathered anew.
+        for asking, _ in asked:
+            asking.receivers = []
         # Acks first: they make room for what is received.
         for group, (settles, ackers) in acks.items():
             self._settle(group, settles, ackers)
-        for asking in asked:
-            receivers, asking.receivers = asking.receivers, []
+        for asking, receivers in asked:
             for at in range(0, len(receivers), self._records_max):
                 several = receivers[at : at + self._records_max]
                 self._receive(asking.group, asking.receive, several)

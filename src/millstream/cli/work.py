@@ -220,6 +220,10 @@ class _Runner:
             status, error = await run
         except asyncio.CancelledError:
             self._counts["released"] += 1
+            worker = asyncio.current_task()
+            if worker is not None and worker.cancelling():
+                # It is not the program alone that is to end.
+                raise
             raise Release from None
         finally:
             self._runs.discard(run)

@@ -361,9 +361,9 @@ class LocalEngine:
     def locate(self, id: PartitionId, offset: int, bytes_max: int) -> StoredChunk | None:
         try:
             plan = self._running().partition(id).plan_read(offset, bytes_max)
+            found = None if plan is None else plan.locate()
         except (MillstreamError, OSError):
             return None
-        found = None if plan is None else plan.locate()
         if found is not None:
             self.reads.cached += 1
             self.reads.bytes += len(found.data)

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from millstream.engine.child import Children
-from millstream.engine.turns import LoopTurns
+from millstream.engine.turns import LoopTurns, Turns
 from millstream.log.compaction import CompactionJob, CompactionResult
 from millstream.log.view_snapshot import SnapshotJob, SnapshotResult
 
@@ -29,16 +29,8 @@ class Cancel(Protocol):
     def cancel(self) -> object: ...
 
 
-class Scheduler(Protocol):
+class Scheduler(Turns, Protocol):
     """`done` is always called on the loop, with a result or an error."""
-
-    def soon(self, call: Callable[[], None]) -> None:
-        """As `Turns.soon`."""
-        ...
-
-    def at_end(self, call: Callable[[], None]) -> None:
-        """As `Turns.at_end`."""
-        ...
 
     def later(self, seconds: float, call: Callable[[], None]) -> Cancel: ...
 

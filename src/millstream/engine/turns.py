@@ -17,13 +17,13 @@ class Turns(Protocol):
     """The scheduler of the local engine is one too."""
 
     def soon(self, call: Callable[[], None]) -> None:
-        """In the next turn of the loop, after what has come by then."""
+        """In a turn of its own, so that what has come by then has one too."""
         ...
 
     def at_end(self, call: Callable[[], None]) -> None:
-        """At the end of this turn: for who gathers what comes in one, and passes it on. Nothing
-        that has come since is looked at before; so what is asked for at the end of a turn gathers
-        as much, and is done as soon, as if it were one call."""
+        """After the calls that are ready: for who gathers what comes in one turn, and passes it on.
+        What is asked for from such a call follows at once, before anything else is read, so that a
+        chain of such calls gathers as much, and is done as soon, as one call would be."""
         ...
 
 
@@ -47,14 +47,22 @@ class LoopTurns:
             self._loop.call_soon(self._end)
 
     def _end(self) -> None:
-        for _ in range(STAGES):
-            calls, self._at_end = self._at_end, []
-            for call in calls:
-                try:
-                    call()
-                except Exception as error:  # noqa: BLE001  as the loop does: the others have theirs
-                    said = {"message": f"{call!r} failed", "exception": error}
-                    self._loop.call_exception_handler(said)
-        self._is_set = bool(self._at_end)
-        if self._is_set:
-            self._loop.call_soon(self._end)
+        try:
+            for _ in range(STAGES):
+                calls, self._at_end = self._at_end, []
+                for call in calls:
+                    self._call(call)
+        finally:
+            self._is_set = bool(self._at_end)
+            if self._is_set:
+                self._loop.call_soon(self._end)
+
+    def _call(self, call: Callable[[], None]) -> None:
+        """As the loop does: one that fails keeps no other from its turn."""
+        try:
+            call()
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001
+            said = {"message": f"{call!r} failed", "exception": error}
+            self._loop.call_exception_handler(said)

@@ -15,7 +15,8 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class Residency:
-    """The calls of the C library, which keep the interpreter: each takes a microsecond or two."""
+    """The calls of the C library, which keep the interpreter: they take microseconds, and some
+    tens of them where a hundred thousand pages are looked for."""
 
     __slots__ = ("_map", "_mincore", "_unmap")
 

@@ -182,7 +182,7 @@ class Segment:
         self.sealed = False
         self.dirty = False
         self.flushed = Flushed(0, 0, 0, 0)
-        # Work that a thread does on the file right now: it stays open while there is some.
+        # Who needs the file open: threads at work on it, and answers on their way out of it.
         self.readers = 0
         self.is_retired = False
 
@@ -242,7 +242,7 @@ class Segment:
             close_file(self.disk, loaded.file)
 
     def close(self) -> None:
-        """Close the file; when a thread is at work on it, as soon as that is done."""
+        """Close the file; while somebody needs it open, as soon as that is over."""
         if self.readers:
             self.is_retired = True
         elif self.loaded is not None:

@@ -73,6 +73,9 @@ def locate(
     _, first = loaded.index.floor(offset - segment.base_offset)
     if min(bytes_max, stop - first) < STORED_BYTES_MIN:
         return None
+    if not segment.disk.can_send(loaded.file, 1, first):
+        # Nowhere on this system, or not this one: no header is looked for.
+        return None
     at = _batch_of(segment, loaded, offset, first, stop)
     if at is None:
         return None

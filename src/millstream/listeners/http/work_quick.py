@@ -79,19 +79,20 @@ class WorkSlot:
 class QuickReceive:
     """Makes the functions; each counts the requests that it takes."""
 
-    __slots__ = ("_turns",)
+    __slots__ = ("_known", "_turns")
 
     def __init__(self, turns: WorkTurns) -> None:
         self._turns = turns
+        # By group and body, whatever the head: they are gathered together.
+        self._known: dict[tuple[str, bytes], Asking] = {}
 
     def __call__(self, name: str, query: bytes, headers: Headers, guard: Guard) -> Later | None:
         if query or any(pair == (b"accept", leases.MEDIA) for pair in headers):
             return None
-        receive, pages = self._turns.receive, ReceivedPages(name)
-        known: dict[bytes, Asking] = {}
+        known, receive, pages = self._known, self._turns.receive, ReceivedPages(name)
 
         def take(body: bytes) -> WorkSlot | None:
-            asking = known.get(body) or _learn(known, name, body)
+            asking = known.get((name, body)) or _learn(known, name, body)
             if asking is None:
                 return None
             slot = WorkSlot(pages)
@@ -133,7 +134,7 @@ class QuickAck:
         return Later(take)
 
 
-def _learn(known: dict[bytes, Asking], group: str, body: bytes) -> Asking | None:
+def _learn(known: dict[tuple[str, bytes], Asking], group: str, body: bytes) -> Asking | None:
     """Of what asks for one record, and does not wait."""
     try:
         said = _receiving.decode(body)
@@ -151,7 +152,7 @@ def _learn(known: dict[bytes, Asking], group: str, body: bytes) -> Asking | None
     if len(body) <= BODY_BYTES_MAX:
         if len(known) >= BODIES_MAX:
             known.clear()
-        known[body] = asking
+        known[group, body] = asking
     return asking
 
 

@@ -45,6 +45,8 @@ SHARED_BYTES = 256 * 1024
 OWN_PAGES_BYTES = 4 * 1024 * 1024
 # Answers that were not taken by the kernel; past it the client is not read from.
 UNREAD_BYTES = 256 * 1024
+# Of answers to one client in a turn of the loop; then others have theirs.
+SENT_BYTES_MAX = 16 * 1024 * 1024
 # A request that takes longer, from its first byte to its last, is not being sent in earnest. It
 # gets a second more for every 16 KiB that came.
 REQUEST_S_MAX = 30.0
@@ -384,7 +386,7 @@ class Connection(asyncio.BufferedProtocol):
             data = memoryview(self._start + data)
             self._start = b""
         self._since_s = self._loop.time()
-        at, end = 0, len(data)
+        at, end, sent = 0, len(data), 0
         while not self._is_ending:
             if self._is_full():
                 # At once: what is flushed below may make room, and then it is told.
@@ -411,7 +413,14 @@ class Connection(asyncio.BufferedProtocol):
             self._serve(memoryview(bytes(data[begin:at])))
             if self._out_bytes > UNREAD_BYTES:
                 # So that a client that does not read is noticed before all of it is answered.
+                sent += self._out_bytes
                 self._flush()
+                if sent > SENT_BYTES_MAX:
+                    # One that reads as fast as it is answered is not all there is.
+                    self._rest = bytes(data[at:])
+                    self._pause()
+                    self._loop.call_soon(self.go_on)
+                    break
         self._flush()
         self._mind_limits()
 
@@ -474,7 +483,8 @@ class Connection(asyncio.BufferedProtocol):
             raise RequestInvalid(f"{api.name} has versions {low} to {high}, not {version}")
         flexible = is_known and version >= api.flexible_from
         body = frame[frames.body_at(frame, header, flexible) :]
-        takes_files = self._file != NO_FILE
+        # What waits for those before it may leave memory meanwhile, so it is read now.
+        takes_files = self._file != NO_FILE and not self._line
         call = Call(version, header.client_id, body, flexible, self._here, self._peer, takes_files)
         requests = shared.counts.requests
         requests[api.name] = requests.get(api.name, 0) + 1
@@ -570,6 +580,7 @@ class Connection(asyncio.BufferedProtocol):
                 send(self._transport, self._file, pieces)
             except OSError as error:
                 log.error("an answer could not be read", peer=self._peer, error=str(error))
+                self._is_ending = True
                 self.cut()
             if self._is_unread:
                 self._count_unread()

@@ -329,7 +329,7 @@ class _Poll:
             )
         else:
             # At the end of the turn, because other partitions may have more in the same one.
-            self._context.turns.soon(lambda: self._go_on(woken))
+            self._context.turns.at_end(lambda: self._go_on(woken))
 
     def _go_on(self, woken: Pending[None]) -> None:
         self._pausing = None

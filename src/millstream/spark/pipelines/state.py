@@ -22,7 +22,7 @@ from millstream.errors import PipelineInvalid, PipelineRunning, SettingInvalid
 
 DEFAULT_FOLDER = "pipelines"
 # How Spark writes folders of its own machine.
-_FILE_URL = re.compile(r"^file:(//)?(?=/)")
+_FILE_URL = re.compile(r"^file:(?://)?(?=/(?!/))")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
