@@ -20,6 +20,7 @@ OPERATIONS = (
     "size_of",
     "read",
     "read_cached",
+    "can_send",
     "write",
     "truncate",
     "sync",
@@ -102,7 +103,7 @@ class FailingDisk:
         return self._inner.read_cached(file, size, position)
 
     def can_send(self, file: int, size: int, position: int) -> bool:
-        # It fails nobody: it only says whether another way would do.
+        self._count("can_send")
         return self._inner.can_send(file, size, position)
 
     def write(self, file: int, buffers: Sequence[Buffer], position: int) -> int:

@@ -345,7 +345,7 @@ def test_every_operation_of_a_disk_can_fail() -> None:
         arguments: dict[str, tuple[Any, ...]] = {
             "open": ("/new", "create"),
             "read": (file, 1, 0),
-            "read_cached": (file, 1, 0),
+            **dict.fromkeys(["read_cached", "can_send"], (file, 1, 0)),
             "write": (file, [b"x"], 0),
             "truncate": (file, 1),
             "rename": ("/log", "/new"),
