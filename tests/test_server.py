@@ -40,7 +40,7 @@ class Engine(MemoryEngine):
     def health(self): return Health()
     def metrics(self): return [Metric("millstream_log_appends", "counter", "Appends.", 3)]
 
-millstream.server.open_engine = lambda settings, clock: Engine()
+millstream.server.open_engine = lambda settings, clock, turns: Engine()
 main()
 """
 
